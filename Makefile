@@ -1,0 +1,54 @@
+# Two commands do everything: `make demo` shows the main job, `make test` runs all tests.
+
+PYTHON ?= python3
+BIN := .venv/bin
+DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
+
+.DEFAULT_GOAL := help
+.PHONY: help demo ui test lint format check lock java clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: java .venv/installed ## the whole story on real components, with a verdict
+	@$(BIN)/kafka-liveness demo $(ARGS)
+
+ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctrl-C ends it all
+	@mkdir -p $(DAGSTER_HOME) && cp definitions/dagster.yaml $(DAGSTER_HOME)/dagster.yaml
+	@trap '$(BIN)/kafka-liveness down' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/kafka-liveness up && $(BIN)/python -m definitions.feed --seconds 5 && \
+	DAGSTER_HOME=$(DAGSTER_HOME) $(BIN)/dagster dev -w workspace.yaml
+
+test: java .venv/installed ## all tests of all tiers
+	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+lint: .venv/installed ## ruff and mypy
+	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
+
+format: .venv/installed ## let ruff mend what it can
+	@$(BIN)/ruff check --fix; $(BIN)/ruff format
+
+check: lint test ## what CI runs
+
+lock: .venv/installed ## pin the newest allowed versions into requirements.lock
+	@$(BIN)/uv pip compile --universal --python-version 3.10 --all-extras --no-header --no-annotate \
+	  --upgrade pyproject.toml -o requirements.lock
+
+.venv/installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.11 …"; exit 1; }
+	@echo "building .venv from requirements.lock (about 2 minutes; Spark is 400 MB)"
+	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+java:
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version >/dev/null 2>&1 || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  echo "Java is missing, installing it" && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless; } || { \
+	  echo "Java 17 or newer is missing: apt-get install openjdk-17-jre-headless, or set JAVA_HOME"; exit 1; }
+
+clean: ## stop the services; remove .venv and all state
+	@[ ! -x $(BIN)/kafka-liveness ] || $(BIN)/kafka-liveness down
+	@rm -rf .venv .kafka_liveness

@@ -1,0 +1,55 @@
+"""Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
+
+Names are loaded when they are first used: importing the package imports neither dagster, pyspark nor
+confluent_kafka, and a machine that only shows the UI needs neither Java nor a broker.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.assets import KafkaAsset, kafka_asset
+    from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.heartbeat import FenceReason
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
+    from kafka_liveness_dagster.sensors import build_group_sensor
+
+__all__ = [
+    "Batch",
+    "FenceReason",
+    "InvalidSettingError",
+    "KafkaAsset",
+    "KafkaLivenessError",
+    "KafkaLivenessResource",
+    "OffsetRange",
+    "SparkConnectResource",
+    "build_group_sensor",
+    "kafka_asset",
+]
+
+_HOMES = {
+    "Batch": "core.fairness",
+    "FenceReason": "core.heartbeat",
+    "InvalidSettingError": "core.errors",
+    "KafkaAsset": "assets",
+    "KafkaLivenessError": "core.errors",
+    "KafkaLivenessResource": "resources",
+    "OffsetRange": "core.offsets",
+    "SparkConnectResource": "resources",
+    "build_group_sensor": "sensors",
+    "kafka_asset": "assets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *__all__))

@@ -1,0 +1,226 @@
+"""How does one decorated function become a live asset, a crash lag asset, their jobs and their sensor?"""
+
+# No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.commit_log import check_group_id
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.lanes import run_catch_up, run_live
+from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, lane_tags
+from kafka_liveness_dagster.sensors import build_group_sensor
+
+DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python
+_TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaAsset:
+    """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function, and its settings.
+
+    Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
+    ``crash_lag_job``, ``sensor``.
+    """
+
+    transform: Callable[..., Any]
+    name: str
+    topics: tuple[str, ...]
+    group_id: str
+    table: str
+    max_poll_records: int
+    max_batch_seconds: float | None
+    enable_parallel_rebalance: bool
+    min_crash_lag: int
+    auto_offset_reset: Literal["earliest", "latest", "error"]
+    idle_seconds: float
+    max_live_runs: int
+    sensor_interval_seconds: int
+    sensor_status: dg.DefaultSensorStatus
+    group_name: str | None
+    kafka_resource_key: str
+    spark_resource_key: str
+
+    def __post_init__(self) -> None:
+        check_group_id(self.group_id)
+        if not self.topics:
+            raise InvalidSettingError(f"asset {self.name} consumes no topic: name at least one in topics=[…]")
+        if not _TABLE.fullmatch(self.table):
+            raise InvalidSettingError(f"table {self.table!r} must be catalog.namespace.table, like lake.shop.orders")
+        for name in ("max_poll_records", "max_live_runs", "min_crash_lag"):
+            if getattr(self, name) < 1:
+                raise InvalidSettingError(f"{name} of asset {self.name} is {getattr(self, name)}: wanted at least 1")
+
+    @property
+    def definitions(self) -> dg.Definitions:
+        """All parts, ready for ``Definitions.merge``; the resources are yours to give."""
+        return dg.Definitions(
+            assets=[*self._topics, self.live, self.crash_lag],
+            jobs=[self.live_job, self.crash_lag_job],
+            sensors=[self.sensor],
+        )
+
+    @cached_property
+    def live(self) -> dg.AssetsDefinition:
+        """The asset of the live lane: one run processes batches until no new data comes."""
+
+        def live(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+            return run_live(self, context)
+
+        make = dg.asset(name=self.name, description=self.transform.__doc__, **self._shared())
+        return cast("dg.AssetsDefinition", make(live))
+
+    @cached_property
+    def crash_lag(self) -> dg.AssetsDefinition:
+        """The partitioned asset of the catch-up lane: its partitions are the crash lag ranges."""
+
+        def crash_lag(context: dg.AssetExecutionContext) -> None:
+            run_catch_up(self, context)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: not the user's choice, but ours
+            make = dg.asset(
+                name=f"{self.name}_crash_lag",
+                description=f"Offset ranges that the live lane of {self.name} jumped over after a crash. "
+                f"To drain them into {self.table}: Materialize… and choose the missing ones, in any order. Why a "
+                "partition is missing is told in the Events tab. The sensor adds partitions, nobody else.",
+                partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
+                backfill_policy=dg.BackfillPolicy.single_run(),
+                **self._shared(),
+            )
+            return cast("dg.AssetsDefinition", make(crash_lag))
+
+    @cached_property
+    def live_job(self) -> Any:
+        """Materialises ``live``; the sensor starts it."""
+        return self._job(self.live, lane_tags(self.group_id, "live"))
+
+    @cached_property
+    def crash_lag_job(self) -> Any:
+        """Materialises partitions of ``crash_lag``."""
+        return self._job(self.crash_lag, lane_tags(self.group_id, "catch-up"))
+
+    @cached_property
+    def sensor(self) -> dg.SensorDefinition:
+        """Watches the consumer group: see :func:`build_group_sensor`."""
+        return build_group_sensor(
+            name=f"{self.name}_group",
+            group_id=self.group_id,
+            topics=self.topics,
+            live_job=self.live_job,
+            crash_lag=self.crash_lag,
+            max_live_runs=self.max_live_runs,
+            minimum_interval_seconds=self.sensor_interval_seconds,
+            default_status=self.sensor_status,
+            kafka_resource_key=self.kafka_resource_key,
+        )
+
+    @property
+    def _topics(self) -> list[dg.AssetSpec]:
+        # the same for every group that reads the topic, or Dagster could not merge their definitions
+        told = "Kafka topic; its events show the consumer groups that read it: members, lag, departures"
+        return [dg.AssetSpec(key, description=told, kinds={"kafka"}) for key in self._topic_keys]
+
+    @property
+    def _topic_keys(self) -> list[dg.AssetKey]:
+        return [dg.AssetKey(["kafka", topic]) for topic in self.topics]
+
+    def _shared(self) -> dict[str, Any]:
+        """What both assets are told alike."""
+        # The budget is asset metadata since a backfill's run carries no op tags
+        budget = {} if self.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.max_batch_seconds}
+        return {
+            "deps": self._topic_keys,
+            "group_name": self.group_name,
+            "kinds": {"kafka", "spark", "iceberg"},
+            "required_resource_keys": {self.kafka_resource_key, self.spark_resource_key},
+            "metadata": {"group": self.group_id, "table": self.table, **budget},
+        }
+
+    def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
+        """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""
+        return dg.define_asset_job(
+            f"{asset.key.path[-1]}_job",
+            selection=[asset.key],
+            executor_def=dg.in_process_executor,
+            tags=tags,
+        )
+
+
+def kafka_asset(
+    *,
+    topics: Sequence[str],
+    group_id: str,
+    table: str,
+    name: str | None = None,
+    max_poll_records: int = DEFAULT_MAX_POLL_RECORDS,
+    max_batch_seconds: float | None = None,
+    enable_parallel_rebalance: bool = False,
+    min_crash_lag: int = 1,
+    auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
+    idle_seconds: float = 10.0,
+    max_live_runs: int = 1,
+    sensor_interval_seconds: int = 5,
+    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    group_name: str | None = None,
+    kafka_resource_key: str = "kafka",
+    spark_resource_key: str = "spark",
+) -> Callable[[Callable[..., Any]], KafkaAsset]:
+    """Turn a function from batch DataFrame to row DataFrame into assets, jobs and a sensor.
+
+    The function gets a Spark DataFrame of exactly one batch (key, value, topic, partition, offset, timestamp,
+    timestampType) and returns rows with ``topic``, ``partition`` and ``offset`` and whatever else the table has;
+    none, one or many rows an offset. The same function serves both lanes.
+
+    Args:
+        topics: Kafka topics to subscribe to.
+        group_id: the consumer group of the live lane; ``<group_id>.catch-up`` is its second commit log.
+        table: Iceberg table ``catalog.namespace.table``; created from the first batch when it is missing.
+        name: of the live asset, the function's unless given; the other definitions are named after it.
+        max_poll_records: at most this many offsets in a batch (KIP-41).
+        max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op tag
+            ``kafka_liveness/max_batch_seconds`` on the run's op comes first.
+        enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes
+            a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not kept.
+        min_crash_lag: with fewer offsets behind, resume in order instead.
+        auto_offset_reset: where to begin while nothing is committed.
+        idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
+        max_live_runs: how many live runs may share the topic's partitions.
+        sensor_interval_seconds: how often the sensor looks at the group.
+        sensor_status: ``RUNNING`` starts the sensor with the code location; else switch it on in the UI.
+        group_name: Dagster's asset group.
+        kafka_resource_key: of the :class:`KafkaLivenessResource`.
+        spark_resource_key: of the :class:`SparkConnectResource`.
+
+    Raises:
+        InvalidSettingError: a setting that no run could work with.
+    """
+
+    def decorate(transform: Callable[..., Any]) -> KafkaAsset:
+        return KafkaAsset(
+            transform=transform,
+            name=name or transform.__name__,
+            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            group_id=group_id,
+            table=table,
+            max_poll_records=max_poll_records,
+            max_batch_seconds=max_batch_seconds,
+            enable_parallel_rebalance=enable_parallel_rebalance,
+            min_crash_lag=min_crash_lag,
+            auto_offset_reset=auto_offset_reset,
+            idle_seconds=idle_seconds,
+            max_live_runs=max_live_runs,
+            sensor_interval_seconds=sensor_interval_seconds,
+            sensor_status=sensor_status,
+            group_name=group_name,
+            kafka_resource_key=kafka_resource_key,
+            spark_resource_key=spark_resource_key,
+        )
+
+    return decorate

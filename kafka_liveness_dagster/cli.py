@@ -1,0 +1,142 @@
+"""The command ``kafka-liveness``: one function per command, and none of them decides anything.
+
+Importing this module imports neither pyspark, confluent_kafka nor dagster: ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+
+
+class _Group(click.Group):
+    """Shows our own errors as a message, without a traceback: they carry their numbers and their remedy."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KafkaLivenessError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kafka-liveness-dagster", prog_name="kafka-liveness")
+def main() -> None:
+    """Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
+
+    Start with `kafka-liveness up`: a real Kafka and a real Spark on this machine, nothing to install but Java.
+    """
+
+
+@main.command()
+@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Kafka's port; a free one unless given.")
+@click.option("--spark-port", type=click.IntRange(1, 65535), help="Spark Connect's port; a free one unless given.")
+@click.option("--spark-cores", type=click.IntRange(1), default=2, show_default=True, help="Spark tasks at once.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the token of Spark Connect.")
+def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_json: bool) -> None:
+    """Start the embedded Kafka and Spark Connect, or find those that run.
+
+    They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the folder
+    KAFKA_LIVENESS_HOME names). The first time about 110 MB of jars are downloaded. Calling it again is harmless.
+
+    \b
+    Example:
+      kafka-liveness up
+      export KAFKA_BOOTSTRAP_SERVERS=$(kafka-liveness up --json | jq -r .bootstrap_servers)
+      export SPARK_REMOTE=$(kafka-liveness up --json | jq -r .spark_remote)
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
+
+    found = services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    click.echo(f"Kafka          {found.bootstrap_servers}")
+    click.echo(f"Spark Connect  {found.spark_remote.partition('/;')[0]} (with its token: up --json)")
+    click.echo(f"catalog        {found.catalog_uri}")
+    click.echo(f"warehouse      {found.warehouse}")
+
+
+@main.command()
+def down() -> None:
+    """Stop the embedded services. Topics, offsets and tables stay for the next `up`.
+
+    \b
+    Example:
+      kafka-liveness down
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
+
+    click.echo(f"stopped: {', '.join(services.stop()) or 'nothing ran'}")
+
+
+@main.command()
+@click.option("--bootstrap-servers", default="embedded", show_default=True, help="The Kafka to look at, host:port.")
+@click.option("--spark-remote", default="embedded", show_default=True, help="The Spark to look at, sc://host:port.")
+@click.pass_context
+def doctor(context: click.Context, bootstrap_servers: str, spark_remote: str) -> None:
+    """Check Java, jars, Kafka and its limits, Spark and the catalog; say what to do about what is wrong.
+
+    One line each; exit code 1 when a check fails. Starts and changes nothing.
+
+    \b
+    Example:
+      kafka-liveness doctor
+      kafka-liveness doctor --bootstrap-servers broker-1.example.com:9092
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.embedded.doctor import examine  # noqa: PLC0415  `--help` must not wait for it
+
+    failed = 0
+    for finding in examine(bootstrap_servers, spark_remote):
+        failed += not finding.ok
+        click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.subject:<8} {finding.told}")
+    context.exit(1 if failed else 0)
+
+
+@main.command()
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the verdict there.")
+@click.option("--keep", is_flag=True, help="Stay with Dagster's UI and the services running until Ctrl-C.")
+@click.pass_context
+def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
+    """Watch the package do what it exists for, on a real Kafka, Spark, Iceberg and Dagster of its own.
+
+    Orders flow, the sensor starts the live run, the run worker is killed in the middle of a batch, the live lane
+    goes on at the log end, the skipped ranges become partitions and are backfilled; at the end the table is
+    compared with what was produced. Exit code 1 unless nothing is lost and nothing is doubled.
+
+    Runs in a checkout of the project; about two minutes, longer when the jars are still to be downloaded.
+
+    \b
+    Example:
+      kafka-liveness demo --json verdict.json
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    story = _example("definitions.demo.story")
+    for asked_to_end in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a shell ignores SIGINT for background jobs
+        signal.signal(asked_to_end, signal.default_int_handler)
+    verdict = story.tell(keep=keep, json_file=json_file)
+    context.exit(0 if verdict.holds else 1)
+
+
+def _example(module: str) -> Any:
+    """A module of the example code location, which is part of the checkout and not of the installed package."""
+    if not Path("workspace.yaml").is_file() or not Path("definitions").is_dir():
+        raise click.ClickException(
+            "the demo uses the example code location: run it in the folder that holds workspace.yaml and definitions/"
+        )
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"the demo needs {error.name}: pip install 'kafka-liveness-dagster[ui]'") from error

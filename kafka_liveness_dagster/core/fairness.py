@@ -1,0 +1,128 @@
+"""Which offsets come next? Bounded and fair batches over positions (KIP-41).
+
+Nothing is fetched here, so nothing can be thrown away: what one plan leaves is simply where the next begins.
+
+>>> A, B, C = (TopicPartition("orders", p) for p in range(3))
+>>> fair_share({A: 1000, B: 1000, C: 1000}, 300, None).taken.values()
+dict_values([100, 100, 100])
+>>> fair_share({A: 1000, B: 1000, C: 0}, 300, None).taken
+{TopicPartition(topic='orders', partition=0): 150, TopicPartition(topic='orders', partition=1): 150}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, size, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many offsets each partition gives, and who is remembered as the last one favoured."""
+
+    taken: dict[TopicPartition, int]
+    last: TopicPartition | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Offset ranges to process together, at most ``max_poll_records`` offsets in all.
+
+    Attributes:
+        ranges: half-open, disjoint, sorted.
+        deadline_seconds: how long its processing may take before the member leaves the group.
+        epoch: which membership planned it; a batch of a former one is refused at commit.
+    """
+
+    ranges: tuple[OffsetRange, ...]
+    deadline_seconds: float
+    epoch: int = 0
+
+    @property
+    def max_records(self) -> int:
+        """How many records the batch holds at most; holes in the log make it fewer."""
+        return sum(r.size for r in self.ranges)
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.ranges))
+
+
+def fair_share(lag: Mapping[TopicPartition, int], max_records: int, last: TopicPartition | None) -> Shares:
+    """An equal share for each partition with lag; what one cannot use goes to the others.
+
+    The odd offsets of an uneven division go round: the partition after ``last`` is first in line.
+    """
+    _check_bound(max_records)
+    in_line = _rotated(lag, last)
+    left, taken = max_records, {}
+    by_lag = sorted(in_line, key=lambda tp: lag[tp])
+    for served, tp in enumerate(by_lag):
+        waiting = len(by_lag) - served
+        level = left // waiting
+        if lag[tp] > level:  # so have all that follow: they share what is left
+            break
+        taken[tp] = lag[tp]
+        left -= lag[tp]
+    else:
+        return Shares(_in_order(taken), last)
+    hungry = [tp for tp in in_line if tp not in taken]
+    odd = left - level * len(hungry)
+    taken.update({tp: level + (place < odd) for place, tp in enumerate(hungry)})
+    return Shares(_in_order(taken), hungry[odd - 1] if odd else last)
+
+
+def greedy_share(lag: Mapping[TopicPartition, int], max_records: int, last: TopicPartition | None) -> Shares:
+    """As much as possible from one partition, then from the next; the next plan begins after the last one."""
+    _check_bound(max_records)
+    left, taken = max_records, {}
+    for tp in _rotated(lag, last):
+        if left == 0:
+            break
+        taken[tp] = min(lag[tp], left)
+        left -= taken[tp]
+        last = tp
+    return Shares(_in_order(taken), last)
+
+
+def plan(
+    pending: Mapping[TopicPartition, Sequence[Span]], max_records: int, last: TopicPartition | None
+) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
+    """The next ranges out of what is pending, fairly shared, the oldest offsets of each partition first."""
+    shares = fair_share({tp: size(spans) for tp, spans in pending.items()}, max_records, last)
+    ranges = tuple(
+        OffsetRange(*tp, *span) for tp, count in shares.taken.items() for span in first_offsets(pending[tp], count)
+    )
+    return ranges, shares.last
+
+
+def first_offsets(spans: Iterable[Span], count: int) -> tuple[Span, ...]:
+    """The lowest ``count`` offsets of ``spans``."""
+    found: list[Span] = []
+    for span in union(spans):
+        cut = Span(span.start, min(span.end, span.start + count))
+        if cut.size > 0:
+            found.append(cut)
+            count -= cut.size
+    return tuple(found)
+
+
+def _check_bound(max_records: int) -> None:
+    if max_records < 1:
+        raise InvalidSettingError(f"max_poll_records is {max_records}: a batch needs room for at least 1 record")
+
+
+def _rotated(lag: Mapping[TopicPartition, int], last: TopicPartition | None) -> list[TopicPartition]:
+    """The partitions with lag, sorted, beginning after ``last`` (which may be ours no longer)."""
+    in_line = sorted(tp for tp in lag if lag[tp] > 0)
+    if last is None:
+        return in_line
+    return [tp for tp in in_line if tp > last] + [tp for tp in in_line if tp <= last]
+
+
+def _in_order(taken: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    return {tp: taken[tp] for tp in sorted(taken) if taken[tp]}

@@ -1,0 +1,99 @@
+"""Is this process still allowed to hold its partitions? The poll timer and the reasons to fence.
+
+Told the time and the facts, it answers; the thread that asks is the watchdog's. Heartbeats themselves are
+librdkafka's: they say "alive", this says "making progress" (KIP-62, Motivation).
+
+>>> timer = PollTimer(process_ms=60_000, polled_at_ms=0)
+>>> timer.expired(59_999), timer.expired(60_000)
+(False, True)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FenceReason(Enum):
+    """Why this process may not commit any more; the value is the sentence users read."""
+
+    POLL_TIMEOUT = "the batch took longer than its process timeout"
+    RUN_BUDGET_SPENT = "nothing is left of the run's dagster/max_runtime"
+    RUN_CANCELED = "the Dagster run was canceled"
+    RUN_ENDED = "the Dagster run is no longer in progress"
+    ORPHANED = "the run worker that started this step is gone"
+    CLOSED = "the consumer was closed"
+
+    @property
+    def may_rejoin(self) -> bool:
+        """Whether the next poll makes a new member; otherwise this process is finished with the group."""
+        return self is FenceReason.POLL_TIMEOUT
+
+    @property
+    def releases(self) -> bool:
+        """Whether the partitions are given up in good order; otherwise they are left as after a crash."""
+        return self is FenceReason.RUN_CANCELED
+
+
+class RunState(Enum):
+    """What Dagster says of the run this process works for."""
+
+    IN_PROGRESS = "in progress"
+    CANCELED = "canceled"
+    ENDED = "ended"
+
+
+@dataclass
+class PollTimer:
+    """Runs from one poll to the next, like ``max.poll.interval.ms`` (KIP-62, Proposed Changes).
+
+    Attributes:
+        process_ms: how long may pass between two polls.
+        polled_at_ms: when the last poll was.
+        run_ends_at_ms: when the run's own budget ends, None for never.
+    """
+
+    process_ms: int
+    polled_at_ms: int
+    run_ends_at_ms: int | None = None
+
+    def poll(self, now_ms: int) -> None:
+        """The process polled: it makes progress."""
+        self.polled_at_ms = now_ms
+
+    def elapsed_ms(self, now_ms: int) -> int:
+        """How long ago the last poll was."""
+        return now_ms - self.polled_at_ms
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether the process timeout has passed since the last poll."""
+        return self.elapsed_ms(now_ms) >= self.process_ms
+
+    def run_expired(self, now_ms: int) -> bool:
+        """Whether the run's own budget has passed."""
+        return self.run_ends_at_ms is not None and now_ms >= self.run_ends_at_ms
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the watchdog saw around this process."""
+
+    parent_is_alive: bool = True
+    run: RunState = RunState.IN_PROGRESS
+
+
+def reason_to_fence(timer: PollTimer, seen: Surroundings, now_ms: int) -> FenceReason | None:
+    """The gravest reason to fence now, None while all is well."""
+    rules = (
+        # Rule 1: a canceled run was told to stop: it gives its partitions up in good order
+        (seen.run is RunState.CANCELED, FenceReason.RUN_CANCELED),
+        # Rule 2: the run worker is dead, and Dagster may already run the same work elsewhere
+        (seen.run is RunState.ENDED and not seen.parent_is_alive, FenceReason.ORPHANED),
+        # Rule 3: a run that ended or was deleted owns nothing
+        (seen.run is RunState.ENDED, FenceReason.RUN_ENDED),
+        # Rule 4: Dagster is about to end the run; leave before it does
+        (timer.run_expired(now_ms), FenceReason.RUN_BUDGET_SPENT),
+        # Rule 5: KIP-62
+        (timer.expired(now_ms), FenceReason.POLL_TIMEOUT),
+    )
+    return next((reason for holds, reason in rules if holds), None)

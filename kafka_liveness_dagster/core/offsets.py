@@ -1,0 +1,145 @@
+"""Which offsets? Half-open ranges of one Kafka partition, and the algebra of sets of them.
+
+Never counts records: compaction, aborted transactions and control records leave holes, so a range's
+size is an upper bound.
+
+>>> orders = OffsetRange("orders", 3, 70, 120)
+>>> str(orders), orders.size
+('orders:3:70-120', 50)
+>>> difference([Span(70, 120)], [Span(80, 100)])
+(Span(start=70, end=80), Span(start=100, end=120))
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_RANGE = re.compile(
+    r"(?P<topic>[a-zA-Z0-9._-]+):(?P<partition>[0-9]{1,10}):(?P<start>[0-9]{1,19})-(?P<end>[0-9]{1,19})"
+)
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic: Kafka's unit of ownership and order."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}"
+
+
+class Span(NamedTuple):
+    """Offsets ``[start, end)`` of a partition known from the context."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}"
+
+    @property
+    def size(self) -> int:
+        """How many offsets, an upper bound on records."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, order=True)
+class OffsetRange:
+    """Offsets ``[start, end)`` of one partition of one topic.
+
+    Raises:
+        InvalidSettingError: the range is empty, backwards or negative.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if self.partition < 0 or not 0 <= self.start < self.end:
+            raise InvalidSettingError(f"offset range {self} is not a range: wanted partition >= 0 and 0 <= start < end")
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.start}-{self.end}"
+
+    @classmethod
+    def parse(cls, text: str) -> OffsetRange:
+        """Read ``orders:3:70-120``.
+
+        Raises:
+            InvalidSettingError: the text has another form.
+        """
+        found = _RANGE.fullmatch(text)
+        if found is None:
+            raise InvalidSettingError(
+                f"{text!r} is not an offset range: wanted topic:partition:start-end, like orders:3:70-120"
+            )
+        return cls(found["topic"], int(found["partition"]), int(found["start"]), int(found["end"]))
+
+    @property
+    def size(self) -> int:
+        """How many offsets, an upper bound on records."""
+        return self.end - self.start
+
+    def overlaps(self, other: OffsetRange) -> bool:
+        """Whether some offset is in both."""
+        same = self.topic_partition == other.topic_partition
+        return same and self.start < other.end and other.start < self.end
+
+    @property
+    def span(self) -> Span:
+        """The offsets without their partition."""
+        return Span(self.start, self.end)
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition the offsets are of."""
+        return TopicPartition(self.topic, self.partition)
+
+
+def union(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same offsets as the fewest spans, in order; neighbours that touch become one."""
+    merged: list[Span] = []
+    for span in sorted(s for s in spans if s.size > 0):
+        if merged and span.start <= merged[-1].end:
+            merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return tuple(merged)
+
+
+def difference(spans: Iterable[Span], without: Iterable[Span]) -> tuple[Span, ...]:
+    """The offsets of ``spans`` that are not in ``without``."""
+    rest = list(union(spans))
+    for hole in union(without):
+        rest = [
+            part
+            for span in rest
+            for part in (
+                Span(span.start, min(span.end, hole.start)),
+                Span(max(span.start, hole.end), span.end),
+            )
+            if part.size > 0
+        ]
+    return tuple(rest)
+
+
+def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
+    """The offsets that are in both."""
+    others = union(others)
+    both = (Span(max(a.start, b.start), min(a.end, b.end)) for a in union(spans) for b in others)
+    return tuple(span for span in both if span.size > 0)
+
+
+def size(spans: Iterable[Span]) -> int:
+    """How many offsets ``spans`` hold, each counted once."""
+    return sum(span.size for span in union(spans))

@@ -1,0 +1,181 @@
+"""How long may one batch take, and how fast is a dead process noticed (KIP-62)?
+
+Turns a run budget into the three timeouts of a group member and refuses what no broker or reader could
+make sense of. Never reads a clock, a tag or a broker: it is told.
+
+>>> budget = first_budget(argument=None, op_tag=120, asset_metadata=None, run_remaining=None, default=300)
+>>> timeouts = derive(budget, session_seconds=None, heartbeat_seconds=None, limits=BrokerLimits(6_000, 1_800_000))
+>>> timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms, str(timeouts.budget)
+(10000, 3000, 120000, '120 s (op tag)')
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+
+DEFAULT_SESSION_SECONDS = 10.0  # KIP-62; Java raised its own default to 45 s in KIP-735
+DEFAULT_BUDGET_SECONDS = 300.0  # KIP-62: max.poll.interval.ms = 5 min
+MAX_BUDGET_SECONDS = 86_400.0  # librdkafka's ceiling for max.poll.interval.ms
+_DEFAULT_HEARTBEAT_MS = 3_000
+_HEARTBEATS_PER_SESSION = 3
+
+
+class RunBudgetSpentError(KafkaLivenessError):
+    """Nothing is left of the run's ``dagster/max_runtime``: no further batch may start."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long one batch may take, in seconds, and who said so."""
+
+    seconds: float
+    source: str
+    capped: bool = False  # by what is left of the run, not by the user's own choice
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s ({self.source})"
+
+
+@dataclass(frozen=True)
+class BrokerLimits:
+    """``group.min.session.timeout.ms`` and ``group.max.session.timeout.ms`` of the broker."""
+
+    min_session_ms: int
+    max_session_ms: int
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """What the member tells the broker and the watchdog enforces, in milliseconds.
+
+    ``process_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told (KIP-62).
+    """
+
+    session_ms: int
+    heartbeat_ms: int
+    process_ms: int
+    budget: Budget
+
+    def __str__(self) -> str:
+        return (
+            f"poll interval {self.process_ms / 1000:g} s: {self.budget.source}; session timeout "
+            f"{self.session_ms / 1000:g} s, heartbeat every {self.heartbeat_ms / 1000:g} s"
+        )
+
+
+def first_budget(
+    *,
+    argument: float | None,
+    op_tag: float | None,
+    asset_metadata: float | None,
+    run_remaining: float | None,
+    default: float | None,
+) -> Budget:
+    """The budget of one batch: first hit wins, and what is left of the run always caps it.
+
+    Args:
+        argument: ``max_batch_seconds`` given in code.
+        op_tag: op tag ``kafka_liveness/max_batch_seconds``.
+        asset_metadata: asset metadata of the same name.
+        run_remaining: seconds left of ``dagster/max_runtime``.
+        default: the resource's default.
+
+    Raises:
+        InvalidSettingError: no budget at all, or one that is not in (0 s, 24 h].
+        RunBudgetSpentError: nothing is left of the run.
+    """
+    candidates = [
+        (argument, "argument"),
+        (op_tag, "op tag"),
+        (asset_metadata, "asset metadata"),
+        (run_remaining, "what is left of dagster/max_runtime"),
+        (default, "resource default"),
+    ]
+    chosen = next((Budget(s, source) for s, source in candidates if s is not None), None)
+    if chosen is None:
+        raise InvalidSettingError(
+            "no run budget: a batch without a deadline could hold its partitions for ever. "
+            "Set max_batch_seconds, or dagster/max_runtime on the run"
+        )
+    if run_remaining is not None and run_remaining <= 0:
+        raise RunBudgetSpentError(
+            f"the run is {-run_remaining:g} s past its dagster/max_runtime: no further batch is started"
+        )
+    _check_budget(chosen)
+    if run_remaining is not None and run_remaining < chosen.seconds:
+        return Budget(run_remaining, f"{chosen.source}, capped by what is left of dagster/max_runtime", capped=True)
+    return chosen
+
+
+def _check_budget(budget: Budget) -> None:
+    if not (math.isfinite(budget.seconds) and 0 < budget.seconds <= MAX_BUDGET_SECONDS):
+        raise InvalidSettingError(
+            f"run budget {budget} must be above 0 and at most {MAX_BUDGET_SECONDS:g} s (24 h). An endless poll "
+            "interval, as Kafka Streams once had with Integer.MAX_VALUE, lets a hung batch hold its partitions "
+            "for ever: set max_batch_seconds to the longest a healthy batch takes"
+        )
+
+
+def derive(
+    budget: Budget,
+    *,
+    session_seconds: float | None,
+    heartbeat_seconds: float | None,
+    limits: BrokerLimits,
+) -> Timeouts:
+    """Session, heartbeat and process timeout of a member with this budget (KIP-62, Public Interfaces).
+
+    A session timeout that nobody set follows a short budget down, never below the broker's minimum.
+    The process timeout is the larger of budget and session timeout, as KIP-62 wants it.
+
+    Raises:
+        InvalidSettingError: settings that contradict each other or the broker.
+    """
+    session_ms = _session_ms(budget, session_seconds, limits)
+    return Timeouts(
+        session_ms=session_ms,
+        heartbeat_ms=_heartbeat_ms(session_ms, heartbeat_seconds),
+        process_ms=max(session_ms, round(budget.seconds * 1000)),
+        budget=budget,
+    )
+
+
+def _session_ms(budget: Budget, session_seconds: float | None, limits: BrokerLimits) -> int:
+    if session_seconds is None:
+        wanted = round(min(DEFAULT_SESSION_SECONDS, budget.seconds) * 1000)
+        return min(max(wanted, limits.min_session_ms), limits.max_session_ms)
+    session_ms = _milliseconds("session timeout", session_seconds)
+    if not limits.min_session_ms <= session_ms <= limits.max_session_ms:
+        raise InvalidSettingError(
+            f"session timeout {session_ms:,} ms is outside what the broker allows, {limits.min_session_ms:,} to "
+            f"{limits.max_session_ms:,} ms (group.min/max.session.timeout.ms): change session_timeout_seconds "
+            "or the broker's limits"
+        )
+    if not budget.capped and session_seconds > budget.seconds:
+        raise InvalidSettingError(
+            f"poll interval {budget} is below the session timeout {session_seconds:g} s: a hung batch would be "
+            "noticed before a dead process. Raise max_batch_seconds or lower session_timeout_seconds"
+        )
+    return session_ms
+
+
+def _heartbeat_ms(session_ms: int, heartbeat_seconds: float | None) -> int:
+    ceiling = session_ms // _HEARTBEATS_PER_SESSION
+    if heartbeat_seconds is None:
+        return min(_DEFAULT_HEARTBEAT_MS, ceiling)
+    heartbeat_ms = _milliseconds("heartbeat interval", heartbeat_seconds)
+    if not 0 < heartbeat_ms <= ceiling:
+        raise InvalidSettingError(
+            f"heartbeat interval {heartbeat_ms:,} ms must be above 0 and at most a third of the session timeout, "
+            f"{ceiling:,} of {session_ms:,} ms: one lost heartbeat must not cost the membership"
+        )
+    return heartbeat_ms
+
+
+def _milliseconds(name: str, seconds: float) -> int:
+    if not math.isfinite(seconds):
+        raise InvalidSettingError(f"{name} {seconds} s is not a number of seconds")
+    return round(seconds * 1000)

@@ -1,0 +1,148 @@
+"""Which embedded services run, and where? Started at most once per state folder, however many processes ask.
+
+The state folder is ``KAFKA_LIVENESS_HOME`` or ``.kafka_liveness`` in the current folder. What it holds (topics,
+committed offsets, tables) survives `stop`; the services survive the process that started them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.embedded import process, state
+from kafka_liveness_dagster.embedded.errors import ServiceNotStartedError
+from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from kafka_liveness_dagster.embedded.state import Started
+
+_NAMES = ("kafka", "spark")
+_LOCK_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Services:
+    """Addresses of the embedded services, as their clients want them."""
+
+    bootstrap_servers: str
+    """Kafka's ``host:port``; empty when it does not run."""
+    spark_remote: str = field(repr=False)
+    """``sc://localhost:PORT/;token=…``, a secret; empty when Spark does not run."""
+    catalog_uri: str
+    """The Iceberg catalog ``lake`` for pyiceberg's ``SqlCatalog``: ``sqlite:////…``."""
+    warehouse: str
+    """Folder of the tables, an absolute path."""
+
+
+def ensure(
+    *,
+    kafka_port: int | None = None,
+    spark_port: int | None = None,
+    home: Path | None = None,
+    which: Collection[str] = _NAMES,
+    spark_cores: int = 2,
+) -> Services:
+    """Start what does not run and return when it answers; milliseconds when all of it runs.
+
+    Args:
+        kafka_port: the broker's port; else the one it had before, else a free one.
+        spark_port: the same for Spark Connect.
+        home: the state folder, when it is not the default one.
+        which: ``kafka``, ``spark`` or both.
+        spark_cores: how many tasks Spark runs at once, when it is started now.
+
+    Raises:
+        PortTakenError: another program listens on a port asked for by number.
+        InvalidSettingError: a service already runs on another port than the one asked for, or has another name.
+        ServiceNotStartedError: a service ended or did not answer in 120 s; shows the end of its log.
+        JavaNotFoundError, JarsError: what the services are made of is missing.
+    """
+    home = state.home_folder(home)
+    ports = {"kafka": kafka_port, "spark": spark_port}
+    if _missing(home, which, ports):
+        _start_missing(home, which, ports, spark_cores)
+    return _services(home)
+
+
+def running(home: Path | None = None) -> Services | None:
+    """The services that run now; None when none does."""
+    home = state.home_folder(home)
+    return _services(home) if any(map(_is_up, state.read(home).values())) else None
+
+
+def stop(home: Path | None = None) -> list[str]:
+    """End the services: SIGTERM, and SIGKILL after 15 s.
+
+    Returns:
+        The names of those that ran. Their topics, offsets and tables stay.
+    """
+    home = state.home_folder(home)
+    if not state.read(home):
+        return []
+    with _lock(home):
+        started = state.read(home)
+        found = {name: process.find(one.pid, one.mark) for name, one in started.items()}
+        process.end(one for one in found.values() if one)
+        state.write(home, {name: replace(one, pid=None, ready=False) for name, one in started.items()})
+    return [name for name, one in found.items() if one]
+
+
+def _start_missing(home: Path, which: Collection[str], ports: Mapping[str, int | None], spark_cores: int) -> None:
+    from kafka_liveness_dagster.embedded.progress import progress  # noqa: PLC0415  rich, only for a start
+    from kafka_liveness_dagster.embedded.start import Start  # noqa: PLC0415
+
+    state.create_home(home)
+    with _lock(home):
+        missing = _missing(home, which, ports)  # another process may just have started them
+        if missing:
+            with progress() as show:
+                Start(home, ports, spark_cores, show).run(missing)
+
+
+def _missing(home: Path, which: Collection[str], ports: Mapping[str, int | None]) -> list[str]:
+    if unknown := set(which) - set(_NAMES):
+        raise InvalidSettingError(f"no embedded service is called {sorted(unknown)}: wanted some of {_NAMES}")
+    started = state.read(home)
+    up = {name: started[name] for name in which if name in started and _is_up(started[name])}
+    for name, one in up.items():
+        if ports[name] not in (None, one.port):
+            raise InvalidSettingError(
+                f"port {ports[name]} was asked for, but the {name} of {home} already runs on {one.port}: use that "
+                f"one, or run `kafka-liveness down` first"
+            )
+    return [name for name in which if name not in up]
+
+
+def _is_up(one: Started) -> bool:
+    return one.ready and process.find(one.pid, one.mark) is not None and answers(one.port)
+
+
+def _services(home: Path) -> Services:
+    up = {name: one for name, one in state.read(home).items() if _is_up(one)}
+    kafka, spark = up.get("kafka"), up.get("spark")
+    return Services(
+        bootstrap_servers=f"{LOOPBACK}:{kafka.port}" if kafka else "",
+        # not 127.0.0.1: pyspark sends a token without TLS to this name only
+        spark_remote=f"sc://localhost:{spark.port}/;token={spark.token}" if spark else "",
+        catalog_uri=f"sqlite:///{home}/catalog.db",
+        warehouse=f"{home}/warehouse",
+    )
+
+
+@contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    try:
+        with FileLock(home / "services.lock", timeout=_LOCK_SECONDS):
+            yield
+    except Timeout:
+        raise ServiceNotStartedError(
+            f"another process has been starting or stopping the services of {home} for {_LOCK_SECONDS:.0f} s: end "
+            f"it, or set KAFKA_LIVENESS_HOME to another folder"
+        ) from None

@@ -1,0 +1,91 @@
+"""How is the embedded Spark Connect server started? From the pyspark wheel, on loopback, for those with its token.
+
+The token is in the environment of the process and in the state file, never on a command line or in a log. Whatever
+Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in the state folder.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.embedded.jars import pyspark_folder, resolve
+from kafka_liveness_dagster.embedded.java import find_java
+from kafka_liveness_dagster.embedded.ports import LOOPBACK
+from kafka_liveness_dagster.embedded.process import Launch, mark_option
+from kafka_liveness_dagster.embedded.state import empty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CATALOG = "lake"
+_ANOTHER_SPARKS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
+_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
+
+
+def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], None], *, cores: int = 2) -> Launch:
+    """Write the server's settings.
+
+    Raises:
+        JarsError, JavaNotFoundError: see `resolve`.
+    """
+    folder, jars = home / "spark", resolve("spark", home=home, show=show)
+    conf = folder / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    empty(folder / "local")
+    (conf / "log4j2.properties").write_text(_LOGGING)
+    settings = _settings(home, port, mark, jars, cores)
+    lines = (f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items())
+    (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
+    return Launch((submit, "--class", server, "--name", mark, "spark-internal"), folder, _env(conf, token))
+
+
+def _settings(home: Path, port: int, mark: str, jars: Path, cores: int) -> dict[str, str]:
+    catalog = f"spark.sql.catalog.{CATALOG}"
+    scratch = home / "spark" / "local"
+    return {
+        "spark.master": f"local[{cores}]",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraClassPath": f"{jars}/*",
+        "spark.driver.extraJavaOptions": f'{mark_option(mark)} "-Djava.io.tmpdir={scratch}"',
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.ui.enabled": "false",
+        "spark.local.dir": "local",  # where it runs; a comma in its whole path would divide it
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.progress.reportInterval": "500ms",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": f"{home}/spark/spark-warehouse",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        catalog: "org.apache.iceberg.spark.SparkCatalog",
+        f"{catalog}.type": "jdbc",
+        f"{catalog}.uri": f"jdbc:sqlite:{home}/catalog.db?busy_timeout=10000",
+        f"{catalog}.jdbc.schema-version": "V1",
+        f"{catalog}.warehouse": f"{home}/warehouse",
+        f"{catalog}.cache-enabled": "false",  # else other sessions' commits are seen up to 30 s late
+    }
+
+
+def _env(conf: Path, token: str) -> dict[str, str]:
+    """This environment without what was meant for another Spark or Hadoop."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_ANOTHER_SPARKS)}
+    return kept | {
+        "JAVA_HOME": str(find_java().parent.parent),
+        "SPARK_HOME": str(pyspark_folder()),
+        "SPARK_CONF_DIR": str(conf),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+    }

@@ -1,0 +1,71 @@
+"""What has been started in this state folder? Read without a lock, written in one step, for the owner's eyes only.
+
+Never decides whether a process is still the one that was started: see ``process.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Started:
+    """One service as it was last started; port and token outlive it, so that clients find it again."""
+
+    port: int
+    pid: int | None = None
+    mark: str = ""
+    """On the command line of the process, so that no other program's pid is mistaken for it."""
+    ready: bool = False
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Started(port={self.port}, pid={self.pid}, ready={self.ready})"
+
+
+def home_folder(home: Path | None = None) -> Path:
+    """The state folder: the argument, ``KAFKA_LIVENESS_HOME``, or ``.kafka_liveness`` where we are."""
+    return (home or Path(os.environ.get("KAFKA_LIVENESS_HOME") or ".kafka_liveness")).absolute()
+
+
+def create_home(home: Path) -> None:
+    """Make the state folder: closed to other users and ignored by git."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.chmod(0o700)
+    for folder in ("logs", "warehouse"):
+        (home / folder).mkdir(exist_ok=True)
+    (home / ".gitignore").write_text("*\n")
+
+
+def empty(folder: Path) -> Path:
+    """An empty folder for temporary files; a service that was killed has left its own there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def read(home: Path) -> dict[str, Started]:
+    """What was started by name; empty when nothing was or when the file is another version's."""
+    try:
+        told = json.loads((home / "services.json").read_text())
+        return {name: Started(**fields) for name, fields in told.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write(home: Path, started: dict[str, Started]) -> None:
+    """Replace the file in one step; mode 0600 from the start, since it holds the token."""
+    told = json.dumps({name: asdict(one) for name, one in started.items()}, indent=2)
+    handle, path = tempfile.mkstemp(dir=home, prefix=".services-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(told)
+        Path(path).replace(home / "services.json")
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,200 @@
+"""What does the cluster say? Read-only looks with one bounded answer each; never joins, never commits.
+
+The number of requests does not grow with the number of partitions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.resume import PartitionFacts
+from kafka_liveness_dagster.core.timeouts import BrokerLimits
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.errors import TopicNotFoundError, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+REQUEST_SECONDS = 5.0
+_LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
+_APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
+quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
+quiet_log.addHandler(logging.NullHandler())
+quiet_log.propagate = False  # a refused connection is reported once, by our own error
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A committed offset with its metadata."""
+
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One member as the coordinator sees it."""
+
+    member_id: str
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+
+
+_Items = tuple[tuple[str, str], ...]
+
+
+def _items(settings: KafkaSettings) -> _Items:
+    return tuple(sorted(settings.extra.items()))
+
+
+@functools.lru_cache(maxsize=16)
+def _client(bootstrap_servers: str, extra: _Items) -> AdminClient:
+    """One connection per cluster and process: making and closing one costs more than the questions asked."""
+    return AdminClient(KafkaSettings(bootstrap_servers, dict(extra)).client("kafka-liveness/admin"), logger=quiet_log)
+
+
+@functools.lru_cache(maxsize=32)
+def _reader(group_id: str, bootstrap_servers: str, extra: _Items) -> Consumer:
+    """A consumer that never subscribes, to read a group's commits with.
+
+    ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
+    answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
+    """
+    settings = KafkaSettings(bootstrap_servers, dict(extra))
+    return Consumer(settings.committer(group_id, "kafka-liveness/reader"), logger=quiet_log)
+
+
+class Cluster:
+    """A Kafka cluster, asked.
+
+    Every method raises ``BrokerUnreachableError`` within ``REQUEST_SECONDS`` when no broker answers.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        try:
+            self._admin = _client(settings.bootstrap_servers, _items(settings))
+        except KafkaException as error:
+            raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
+
+    def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+        """All partitions of these topics.
+
+        Raises:
+            TopicNotFoundError: naming the topics that resemble a missing one.
+        """
+        known = self._metadata().topics
+        missing = [topic for topic in topics if topic not in known]
+        if missing:
+            near = difflib.get_close_matches(missing[0], known, n=3)
+            hint = f"; did you mean {' or '.join(near)}" if near else f"; the cluster has {len(known)} topics"
+            raise TopicNotFoundError(
+                f"topic {missing[0]!r} does not exist at {self.settings.bootstrap_servers}{hint}. Create it first: "
+                "a group that waits for a topic would look healthy and consume nothing"
+            )
+        return [TopicPartition(topic, partition) for topic in topics for partition in sorted(known[topic].partitions)]
+
+    def broker_limits(self) -> BrokerLimits:
+        """What session timeouts the broker allows; Apache Kafka's defaults where it may not be asked."""
+        broker = ConfigResource(ConfigResource.Type.BROKER, str(min(self._metadata().brokers)))
+        try:
+            found = self._admin.describe_configs([broker], request_timeout=REQUEST_SECONDS)[broker].result()
+            shortest, longest = (int(found[f"group.{end}.session.timeout.ms"].value) for end in ("min", "max"))
+        except (KafkaException, KeyError, TypeError):
+            return _APACHE_LIMITS  # managed clusters refuse the question; the broker then checks at the join
+        return BrokerLimits(shortest, min(longest, _LIBRDKAFKA_MAX_SESSION_MS))
+
+    def log_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Log start and log end (last stable offset, ``read_committed``) of each partition."""
+        partitions = list(partitions)
+        starts, ends = (self._offsets(partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        return {tp: (starts[tp], ends[tp]) for tp in partitions}
+
+    def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:
+        """The committed offsets of a group for those of the partitions that have one."""
+        reader = _reader(group_id, self.settings.bootstrap_servers, _items(self.settings))
+        try:
+            found = reader.committed([KafkaTopicPartition(*tp) for tp in partitions], timeout=REQUEST_SECONDS)
+        except KafkaException as error:
+            doing = f"reading the committed offsets of group {group_id}"
+            raise named(error, doing, self.settings.bootstrap_servers) from error
+        if refused := next((tp.error for tp in found if tp.error is not None), None):
+            raise named(refused, f"reading the committed offsets of {group_id}", self.settings.bootstrap_servers)
+        return {
+            TopicPartition(tp.topic, tp.partition): Commit(tp.offset, tp.metadata or "")
+            for tp in found
+            if tp.offset >= 0
+        }
+
+    def facts(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
+        """Both commit logs and the log bounds of these partitions.
+
+        Raises:
+            ForeignCommitError: a commit of the group is not ours.
+        """
+        if not partitions:
+            return {}
+        first, second = (self.commits(group, partitions) for group in (group_id, group_id + CATCH_UP_SUFFIX))
+        bounds = self.log_bounds(partitions)
+        return {tp: _facts(first.get(tp), second.get(tp), *bounds[tp]) for tp in partitions}
+
+    def members(self, group_id: str) -> tuple[GroupMember, ...]:
+        """The members of a group, none when it does not exist."""
+        future = self._admin.describe_consumer_groups([group_id], request_timeout=REQUEST_SECONDS)[group_id]
+        group = self._named(future, f"describing group {group_id}")
+        return tuple(
+            GroupMember(
+                member.member_id,
+                member.client_id,
+                member.host,
+                tuple(TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
+            )
+            for member in group.members
+        )
+
+    def _metadata(self) -> Any:
+        try:
+            return self._admin.list_topics(timeout=REQUEST_SECONDS)
+        except KafkaException as error:
+            raise named(error, "asking for its topics", self.settings.bootstrap_servers) from error
+
+    def _offsets(self, partitions: list[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        if not partitions:
+            return {}
+        futures = self._admin.list_offsets(
+            {KafkaTopicPartition(*tp): spec for tp in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=REQUEST_SECONDS,
+        )
+        return {
+            TopicPartition(tp.topic, tp.partition): self._named(future, f"asking for the offsets of {tp.topic}").offset
+            for tp, future in futures.items()
+        }
+
+    def _named(self, future: Any, doing: str) -> Any:
+        try:
+            return future.result()
+        except KafkaException as error:
+            raise named(error, doing, self.settings.bootstrap_servers) from error
+
+
+def _facts(first: Commit | None, second: Commit | None, log_start: int, log_end: int) -> PartitionFacts:
+    return PartitionFacts(
+        committed=first.offset if first else None,
+        mark=LiveMark.decode(first.metadata) if first else None,
+        log_start=log_start,
+        log_end=log_end,
+        second=DoneLog.decode(second.offset if second else None, second.metadata if second else ""),
+    )

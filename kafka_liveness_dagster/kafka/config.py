@@ -1,0 +1,109 @@
+"""Which librdkafka settings make a member that keeps this package's promises?
+
+Never lets an extra setting undo one of them: each refusal says why and where to say it instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.commit_log import check_group_id
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.resume import ResumePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kafka_liveness_dagster.core.timeouts import Timeouts
+
+DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
+_FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"
+_OWN_FIELD = "it has a field of its own on the resource or the consumer"
+_REFUSED = {
+    "enable.auto.commit": "auto-commit acknowledges records that were never processed: call commit(batch)",
+    "enable.auto.offset.store": "offsets are committed batch by batch: call commit(batch)",
+    "max.poll.records": "librdkafka accepts and ignores it: pass max_poll_records, which is enforced here",
+    "max.poll.interval.ms": _FROM_BUDGET,
+    "session.timeout.ms": "set session_timeout_seconds, which is checked against the broker's limits",
+    "heartbeat.interval.ms": "set heartbeat_interval_seconds, which is checked against the session timeout",
+    "auto.offset.reset": "set auto_offset_reset, which decides only where nothing is committed",
+    "isolation.level": "both lanes and Spark read read_committed: two views of the log end would lose records",
+    "group.id": _OWN_FIELD,
+    "client.id": "it joins members to Dagster runs",
+    "bootstrap.servers": _OWN_FIELD,
+    "metadata.broker.list": _OWN_FIELD,
+    "group.instance.id": "a static member sends no LeaveGroup, so a hung batch would keep its partitions",
+    "group.protocol": "only the classic protocol is supported so far",
+}
+
+
+@dataclass(frozen=True)
+class KafkaSettings:
+    """How to reach a cluster.
+
+    Attributes:
+        bootstrap_servers: ``host:port,host:port``.
+        extra: further librdkafka settings, security above all; never shown.
+
+    Raises:
+        InvalidSettingError: an extra setting would break a promise of this package.
+    """
+
+    bootstrap_servers: str
+    extra: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.extra.items():
+            if name == "enable.auto.commit" and str(value).lower() == "false":
+                continue
+            if name in _REFUSED:
+                raise InvalidSettingError(f"extra setting {name}={value} is refused: {_REFUSED[name]}")
+
+    def client(self, client_id: str) -> dict[str, Any]:
+        """Settings of any client of this cluster."""
+        return {
+            **self.extra,
+            "bootstrap.servers": self.bootstrap_servers,
+            "client.id": client_id,
+            "log.connection.close": False,
+        }
+
+    def committer(self, group_id: str, client_id: str) -> dict[str, Any]:
+        """Settings of a client that commits for a group without being its member."""
+        return {**self.client(client_id), "group.id": group_id, "enable.auto.commit": False}
+
+    def member(self, group_id: str, client_id: str, timeouts: Timeouts) -> dict[str, Any]:
+        """Settings of a group member that fetches nothing: Spark reads the planned ranges."""
+        return {
+            "partition.assignment.strategy": "cooperative-sticky",
+            **self.committer(group_id, client_id),
+            "session.timeout.ms": timeouts.session_ms,
+            "heartbeat.interval.ms": timeouts.heartbeat_ms,
+            "max.poll.interval.ms": timeouts.process_ms,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "queued.min.messages": 1,
+            "topic.metadata.refresh.interval.ms": 30_000,  # new partitions are noticed within half a minute
+        }
+
+    def spark(self) -> dict[str, str]:
+        """Options of Spark's Kafka source for the same cluster."""
+        return {"kafka.bootstrap.servers": self.bootstrap_servers}
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """What one live lane consumes and how."""
+
+    topics: tuple[str, ...]
+    group_id: str
+    max_poll_records: int = DEFAULT_MAX_POLL_RECORDS
+    policy: ResumePolicy = field(default_factory=ResumePolicy)
+
+    def __post_init__(self) -> None:
+        check_group_id(self.group_id)
+        if not self.topics or isinstance(self.topics, str):
+            raise InvalidSettingError(f"topics is {self.topics!r}: wanted a list of at least one topic name")
+        if self.max_poll_records < 1:
+            raise InvalidSettingError(f"max_poll_records is {self.max_poll_records}: wanted at least 1")

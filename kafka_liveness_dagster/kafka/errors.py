@@ -1,0 +1,90 @@
+"""What a refusal by Kafka means, what it costs, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.heartbeat import FenceReason
+
+_NO_LONGER_A_MEMBER = {
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
+}
+_UNREACHABLE = {
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._RESOLVE,  # noqa: SLF001
+}
+
+
+class BrokerUnreachableError(KafkaLivenessError):
+    """No broker answered in time."""
+
+
+class TopicNotFoundError(KafkaLivenessError):
+    """A topic to consume does not exist."""
+
+
+class KafkaRefusedError(KafkaLivenessError):
+    """The broker or the client library refused a request for good."""
+
+
+class CommitRefusedError(KafkaLivenessError):
+    """An offset commit was refused: the batch counts as not processed and comes again."""
+
+
+class FencedError(CommitRefusedError):
+    """This process may not commit any more.
+
+    Attributes:
+        reason: why; ``reason.may_rejoin`` tells whether the next poll makes a new member.
+    """
+
+    def __init__(self, reason: FenceReason, detail: str = "") -> None:
+        self.reason = reason
+        remedy = ". Lower max_poll_records or raise max_batch_seconds" if reason.may_rejoin else ""
+        super().__init__(
+            f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and the batch comes again with "
+            f"the next poll or the next owner of its partitions{remedy}"
+        )
+
+
+def is_no_longer_a_member(error: KafkaError) -> bool:
+    """Whether the broker has given this member's partitions to others."""
+    return error.code() in _NO_LONGER_A_MEMBER
+
+
+def is_rebalancing(error: KafkaError) -> bool:
+    """Between two generations, and still a member: ask again. Who was put out gets UNKNOWN_MEMBER_ID."""
+    return error.code() in {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION}
+
+
+def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str) -> KafkaLivenessError:
+    """Kafka's error as one of ours, with what was being done and what helps."""
+    cause: Any = error.args[0] if isinstance(error, KafkaException) else error
+    if cause.code() in _UNREACHABLE:
+        return BrokerUnreachableError(
+            f"no Kafka broker answered at {bootstrap_servers} while {doing} ({cause.name()}: {cause.str()}). Check "
+            "the address, the network and the listener's security settings; for the embedded broker run "
+            "`kafka-liveness up`"
+        )
+    if cause.code() in _NO_LONGER_A_MEMBER:
+        return CommitRefusedError(
+            f"Kafka refused while {doing} ({cause.name()}): this consumer is no longer a member of the group, its "
+            "partitions belong to others now. Nothing was committed; the next owner processes the batch again"
+        )
+    if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return TopicNotFoundError(
+            f"a topic is gone while {doing} ({cause.name()}): it was deleted, or is being made anew. Nothing was "
+            "committed; create the topic, or reset the group's offsets once you know why"
+        )
+    return KafkaRefusedError(f"Kafka refused while {doing} ({cause.name()}): {cause.str()}")

@@ -1,0 +1,237 @@
+"""A member of a group: what it owns, and what it may commit of it.
+
+Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing: its
+partitions are paused, Spark reads the planned ranges. Every call of the client is made under one lock, since a
+synchronous commit beside a blocking poll deadlocks in librdkafka's Python client.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.kafka.admin import quiet_log
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, is_no_longer_a_member, is_rebalancing, named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kafka_liveness_dagster.core.errors import KafkaLivenessError
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.watchdog import RunLink
+
+SERVE_SECONDS = 0.1
+_REBALANCE_SECONDS = 10.0
+_RELEASE_SECONDS = 2.0
+_AGAIN_SECONDS = 0.05
+
+
+@dataclass
+class Owned:
+    """A partition this member owns: offsets below ``committed`` are done, below ``position`` planned.
+
+    ``since`` is where it began to own it: what begins below was planned by a former ownership.
+    """
+
+    committed: int
+    position: int
+    owed: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.since = self.committed
+
+
+class Member:
+    """One membership in one group.
+
+    Attributes:
+        arrived: partitions assigned but not settled: the consumer decides where each goes on, then ``adopt``s it.
+        owned: settled partitions.
+        joined: the coordinator has given this member its part, which may be no partition at all.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, config: dict[str, object], topics: Sequence[str], group_id: str, link: RunLink
+    ) -> None:
+        self.arrived: set[TopicPartition] = set()
+        self.owned: dict[TopicPartition, Owned] = {}
+        self.joined = False
+        self._settings, self._group_id, self._run, self._log = settings, group_id, link.mark, link.log
+        self._lock = threading.RLock()
+        self._closed = False
+        self._incremental = "cooperative" in str(config["partition.assignment.strategy"])
+        self._client = Consumer(config, logger=quiet_log)
+        self._client.subscribe(
+            list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
+    def serve(self, seconds: float = SERVE_SECONDS) -> None:
+        """Poll the client once: rebalances happen in here.
+
+        Raises:
+            KafkaRefusedError: the group or a topic may not be used any more.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            message = self._client.poll(seconds)
+            error = message.error() if message is not None else None
+            if error is not None and (error.fatal() or not _is_passing(error)):
+                raise named(error, f"consuming as a member of {self._group_id}", self._settings.bootstrap_servers)
+
+    def adopt(self, settled: Mapping[TopicPartition, Owned]) -> None:
+        """Commit where arrived partitions go on and what they owe, then own them: one OffsetCommit.
+
+        Does nothing while a rebalance is under way: serve it, look again at what arrived, and settle that.
+
+        Raises:
+            CommitRefusedError: nothing is owned that was not owned before.
+        """
+        with self._lock:
+            mine = {tp: owned for tp, owned in settled.items() if tp in self.arrived}
+            if not mine:
+                return
+            error = self._commit_once(
+                {tp: (o.committed, LiveMark(Mark.RUNNING, self._run, o.owed)) for tp, o in mine.items()}
+            )
+            if error is None:
+                self.owned.update(mine)
+                self.arrived.difference_update(mine)
+            elif not is_rebalancing(error):
+                raise self._named(error)
+
+    def commit(self, done: Mapping[TopicPartition, Span]) -> tuple[TopicPartition, ...]:
+        """Commit done spans of owned partitions; returns those that were not ours any more.
+
+        While a rebalance is under way it is served and the commit repeated with what is still owned: the
+        broker would accept the rest and overwrite its new owner.
+
+        Raises:
+            CommitRefusedError: out of order, or the broker refused.
+        """
+        with self._lock:
+            was_owned = {
+                tp: self.owned[tp]
+                for tp, span in done.items()
+                if tp in self.owned and span.start >= self.owned[tp].since
+            }
+            for tp, owned in was_owned.items():
+                _check_order(tp, owned.committed, done[tp])
+            give_up_at = time.monotonic() + _REBALANCE_SECONDS
+            while mine := {tp: o for tp, o in was_owned.items() if self.owned.get(tp) is o}:
+                error = self._commit_once(
+                    {tp: (done[tp].end, LiveMark(Mark.RUNNING, self._run, o.owed)) for tp, o in mine.items()}
+                )
+                if error is None:
+                    break
+                if not is_rebalancing(error) or time.monotonic() > give_up_at:
+                    for owned in mine.values():
+                        owned.position = owned.committed  # this batch, and what was planned after it, comes again
+                    raise self._named(error)
+                self.serve()
+            for tp, owned in mine.items():
+                owned.committed = done[tp].end
+            return tuple(tp for tp in done if tp not in mine)
+
+    def leave(self, *, release: bool) -> None:
+        """LeaveGroup, from whichever thread. ``release`` marks the partitions as given up in good order."""
+        with self._lock:
+            if self._closed:
+                return
+            if release:
+                self._release(list(self.owned))
+            self._closed = True
+            self.owned.clear()
+            self.arrived.clear()
+            self._client.close()
+
+    def _named(self, error: KafkaError) -> KafkaLivenessError:
+        return named(error, f"committing to group {self._group_id}", self._settings.bootstrap_servers)
+
+    def _commit_once(self, offsets: Mapping[TopicPartition, tuple[int, LiveMark]]) -> KafkaError | None:
+        wanted = [
+            KafkaTopicPartition(tp.topic, tp.partition, offset, mark.encode()) for tp, (offset, mark) in offsets.items()
+        ]
+        try:
+            answered = self._client.commit(offsets=wanted, asynchronous=False)
+        except KafkaException as error:
+            found: KafkaError = error.args[0]
+            return found
+        return next((tp.error for tp in answered or () if tp.error is not None), None)
+
+    def _release(self, partitions: Sequence[TopicPartition]) -> None:
+        """Mark partitions as given up at their last committed position; failing to costs a replay, no data."""
+        marks = {
+            tp: (self.owned[tp].committed, LiveMark(Mark.RELEASED, self._run, self.owned[tp].owed))
+            for tp in partitions
+            if tp in self.owned
+        }
+        give_up_at = time.monotonic() + _RELEASE_SECONDS
+        while marks and (error := self._commit_once(marks)) is not None:
+            if is_rebalancing(error) and time.monotonic() < give_up_at:
+                time.sleep(_AGAIN_SECONDS)  # until the other members have synchronised
+                continue
+            level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING
+            self._log.log(level, "could not mark %d partitions as released: %s", len(marks), error.str())
+            return
+
+    def _on_assign(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        """Caller: client.poll, under the lock. Affects: ``arrived``; nothing is planned before ``adopt``."""
+        (client.incremental_assign if self._incremental else client.assign)(partitions)
+        if partitions:
+            client.pause(partitions)
+        self.joined = True
+        self.arrived.update(TopicPartition(tp.topic, tp.partition) for tp in partitions)
+
+    def _on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        """Caller: client.poll or close, under the lock. Affects: ``owned``, and marks the first log."""
+        gone = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        try:
+            self._release(gone)
+        finally:
+            self._forget(client, partitions)
+
+    def _on_lost(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        """Caller: client.poll, under the lock. Affects: ``owned``; lost is not revoked, nothing may be committed."""
+        self._log.warning("partitions lost: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
+        self._forget(client, partitions)
+
+    def _forget(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        for tp in partitions:
+            self.owned.pop(TopicPartition(tp.topic, tp.partition), None)
+            self.arrived.discard(TopicPartition(tp.topic, tp.partition))
+        if self._incremental:
+            client.incremental_unassign(partitions)
+        else:
+            client.unassign()
+
+
+def _check_order(tp: TopicPartition, committed: int, span: Span) -> None:
+    if span.start != committed:
+        raise CommitRefusedError(
+            f"commit of {tp}:{span} is out of order: {committed} is committed, so the batch before it is still open "
+            "or this one was committed already. Commit batches in the order poll() gave them"
+        )
+
+
+def _is_passing(error: KafkaError) -> bool:
+    """Whether librdkafka goes on by itself after this error."""
+    return error.retriable() or error.code() in {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._PARTITION_EOF,  # noqa: SLF001
+        KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - on_lost follows, and the watchdog rules
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }

@@ -1,0 +1,180 @@
+"""Who notices that a batch takes too long, or that its run is gone? The only threads of this package.
+
+It never decides (``core.heartbeat`` does) and never commits progress: it raises the fence and leaves the group.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.commit_log import run_mark
+from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.kafka.errors import FencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kafka_liveness_dagster.core.heartbeat import PollTimer
+
+LOOK_SECONDS = 0.1
+RUN_STATE_SECONDS = 0.5
+_STOP_SECONDS = 30.0
+log = logging.getLogger("kafka_liveness_dagster")
+
+
+def now_ms() -> int:
+    """Monotonic time in milliseconds; it goes on while the process is stopped (SIGSTOP)."""
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class RunLink:
+    """The Dagster run this process works for, or a stand-in for a script.
+
+    Attributes:
+        run_id: as Dagster writes it; its first 8 digits mark commits.
+        client_id: what the broker shows, ``dagster/<job>/<run id>/<step>``.
+        state: asks Dagster how the run is; called on the watchdog's thread every half second.
+        ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
+        log: where what happens to the consumer is told: the run's own log.
+    """
+
+    run_id: str
+    client_id: str
+    state: Callable[[], RunState]
+    ends_at_ms: int | None = None
+    log: logging.Logger = log
+
+    @property
+    def mark(self) -> str:
+        """8 hex digits that name the run in commit metadata."""
+        return run_mark(self.run_id)
+
+
+class Watchdog:
+    """The fence of one consumer and the thread that raises it.
+
+    A second thread asks Dagster how the run is, so that a slow answer delays no deadline; for the same reason
+    neither writes to the run's log.
+
+    Args:
+        timer: the poll timer; polls are reported with ``polled``.
+        link: the run to watch.
+        leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up.
+    """
+
+    def __init__(self, timer: PollTimer, link: RunLink, leave: Callable[[FenceReason], None]) -> None:
+        self._timer, self._link, self._leave = timer, link, leave
+        self._cancels: list[Callable[[], None]] = []
+        self._raising = threading.Lock()
+        self._reason: FenceReason | None = None
+        self._parent, self._run_state = os.getppid(), RunState.IN_PROGRESS
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="kafka-liveness-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+        threading.Thread(target=self._ask, name="kafka-liveness-run-state", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the watch for good: the consumer is closed, and commits raise from now on."""
+        self._reason = self._reason or FenceReason.CLOSED
+        self._stopped.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._ended.wait(_STOP_SECONDS)  # not Thread.join: Dagster may interrupt the wait
+
+    def on_fence(self, cancel: Callable[[], None]) -> None:
+        """Register what to cancel when the fence goes up; called at once when it is up already.
+
+        Caller: a thread of the watchdog's, once. Affects: work already under way.
+        """
+        self._cancels.append(cancel)
+        if self._reason is not None:
+            self._cancel([cancel])
+
+    def polled(self) -> None:
+        """The owner of this consumer polled.
+
+        Raises:
+            FencedError: the fence is up.
+        """
+        self.check()
+        self._timer.poll(now_ms())
+
+    def check(self) -> None:
+        """Raise when this process may not commit any more, even if the thread has not looked yet.
+
+        Raises:
+            FencedError: the fence is up.
+        """
+        if self._reason is None and self._timer.expired(now_ms()):
+            self._raise_fence(FenceReason.POLL_TIMEOUT)
+        if self._reason is not None:
+            seconds = self._timer.elapsed_ms(now_ms()) / 1000
+            limit = self._timer.process_ms / 1000
+            timed_out = self._reason is FenceReason.POLL_TIMEOUT
+            raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "")
+
+    @property
+    def reason(self) -> FenceReason | None:
+        """Why the fence is up, None while it is not."""
+        return self._reason
+
+    def rearm(self) -> None:
+        """Take a fence down after the member it ended has left: a new member is about to join."""
+        with self._raising:
+            self._timer.poll(now_ms())
+            self._reason = None
+
+    def _watch(self) -> None:
+        try:
+            while not self._stopped.wait(LOOK_SECONDS):
+                seen = Surroundings(self._parent_is_alive(), self._run_state)
+                reason = reason_to_fence(self._timer, seen, now_ms())
+                if reason is not None and self._reason is None:
+                    self._raise_fence(reason)
+        finally:
+            self._ended.set()
+
+    def _ask(self) -> None:
+        asked_at_ms = now_ms()
+        while not self._stopped.wait(LOOK_SECONDS):
+            if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and self._parent_is_alive():
+                continue  # a parent that died is the cue to ask at once
+            asked_at_ms = now_ms()
+            try:
+                self._run_state = self._link.state()
+            except Exception:  # Dagster's database is away: the run goes on until someone says otherwise
+                log.exception("could not ask Dagster how the run is; it counts as %s", self._run_state.value)
+
+    def _raise_fence(self, reason: FenceReason) -> None:
+        with self._raising:
+            if self._reason is not None:
+                return
+            self._reason = reason  # first the fence, then everything that takes time
+            log.warning("fenced: %s", reason.value)
+            self._cancel(self._cancels)
+            try:
+                self._leave(reason)
+            except Exception:  # the session timeout ends what could not be left
+                log.exception("could not leave the group")
+
+    def _cancel(self, cancels: list[Callable[[], None]]) -> None:
+        """In a thread of its own: a Spark server that does not answer must not keep the member in its group."""
+        threading.Thread(target=self._call, args=(list(cancels),), name="kafka-liveness-cancel", daemon=True).start()
+
+    def _call(self, cancels: list[Callable[[], None]]) -> None:
+        for cancel in cancels:
+            try:
+                cancel()
+            except Exception:
+                log.exception("could not cancel the work under way")
+
+    def _parent_is_alive(self) -> bool:
+        return os.getppid() == self._parent

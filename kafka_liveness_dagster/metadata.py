@@ -1,0 +1,120 @@
+"""What do people see on runs, assets and partitions? Numbers with their words, in Dagster's metadata types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.commit_log import Mark
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.membership import MemberLeft, PartitionSnapshot
+
+_COLUMNS = dg.TableSchema(
+    [
+        dg.TableColumn("partition", "string"),
+        dg.TableColumn("offsets", "string", description="half-open ranges"),
+        dg.TableColumn("size", "int", description="offsets, an upper bound on records"),
+    ]
+)
+
+
+@dataclass
+class Tally:
+    """What a run has processed so far."""
+
+    batches: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    slowest_seconds: float = 0.0
+    ranges: list[OffsetRange] = field(default_factory=list)
+
+    def add(self, batch: Batch, rows: int, seconds: float) -> None:
+        """Count a committed batch."""
+        self.batches += 1
+        self.rows += rows
+        self.seconds += seconds
+        self.slowest_seconds = max(self.slowest_seconds, seconds)
+        self.ranges = merged((*self.ranges, *batch.ranges))
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets were processed, an upper bound on records."""
+        return sum(r.size for r in self.ranges)
+
+    def metadata(self) -> dict[str, dg.MetadataValue]:
+        """The tally as run metadata."""
+        return {
+            "batches": dg.MetadataValue.int(self.batches),
+            "offsets": dg.MetadataValue.int(self.offsets),
+            "rows_written": dg.MetadataValue.int(self.rows),
+            "seconds_in_batches": dg.MetadataValue.float(round(self.seconds, 3)),
+            "slowest_batch_seconds": dg.MetadataValue.float(round(self.slowest_seconds, 3)),
+            "processed": range_table(self.ranges),
+        }
+
+
+def merged(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """The same offsets as the fewest ranges."""
+    spans: dict[TopicPartition, list[Span]] = {}
+    for r in ranges:
+        spans.setdefault(r.topic_partition, []).append(r.span)
+    return [OffsetRange(*tp, *span) for tp in sorted(spans) for span in union(spans[tp])]
+
+
+def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
+    """Offset ranges as a table with one row each."""
+    records = [
+        dg.TableRecord({"partition": str(r.topic_partition), "offsets": str(r.span), "size": r.size}) for r in ranges
+    ]
+    return dg.MetadataValue.table(records, schema=_COLUMNS)
+
+
+def told(left: Iterable[MemberLeft]) -> str:
+    """Departures in words; empty for none."""
+    return "; ".join(f"run {gone.run} {gone.reason.value}" for gone in left)
+
+
+def range_metadata(group_id: str, asked: OffsetRange, owed: Iterable[OffsetRange]) -> dict[str, dg.MetadataValue]:
+    """One crash lag range after its run."""
+    was_owed = any(asked.overlaps(r) for r in owed)
+    return {
+        "group": dg.MetadataValue.text(group_id),
+        "range": dg.MetadataValue.text(str(asked)),
+        "offsets": dg.MetadataValue.int(asked.size),
+        "state": dg.MetadataValue.text("done by this run" if was_owed else "was done before this run"),
+    }
+
+
+def group_metadata(
+    group_id: str, partitions: Sequence[PartitionSnapshot], members: int, left: Sequence[MemberLeft]
+) -> Mapping[str, dg.MetadataValue]:
+    """A group as the sensor sees it."""
+    records = [
+        dg.TableRecord(
+            {
+                "partition": str(seen.topic_partition),
+                "committed": "none" if seen.committed is None else str(seen.committed),
+                "log_end": seen.log_end,
+                "lag": seen.lag,
+                "owed": ", ".join(map(str, seen.outstanding)) or "nothing yet",
+                "last_commit_by_run": seen.mark.run if seen.mark else "none",
+                "released": "yes" if seen.mark and seen.mark.mark is Mark.RELEASED else "no",
+            }
+        )
+        for seen in partitions
+    ]
+    return {
+        "group": dg.MetadataValue.text(group_id),
+        "members": dg.MetadataValue.int(members),
+        "lag": dg.MetadataValue.int(sum(seen.lag for seen in partitions)),
+        "owed_offsets": dg.MetadataValue.int(sum(seen.owed for seen in partitions)),
+        "departures": dg.MetadataValue.text(told(left) or "none"),
+        **({"partitions": dg.MetadataValue.table(records)} if records else {}),
+    }

@@ -1,0 +1,95 @@
+"""Which Dagster partition is which crash lag range? Key ``orders:3:70-120`` <-> ``OffsetRange``.
+
+Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``.
+
+>>> range_of("orders:3:70-120@2")
+OffsetRange(topic='orders', partition=3, start=70, end=120)
+>>> new_keys([range_of("orders:3:70-190")], existing=["orders:3:70-120"], materialized=[])
+['orders:3:120-190']
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_KEY = re.compile(r"(?P<range>[^@]+)(?:@(?P<again>[2-9]|[1-9]\d+))?")
+_AMBIGUOUS = "..."  # Dagster's partition range separator
+
+
+def key_of(owed: OffsetRange, again: int = 1) -> str:
+    """The partition key of a range; ``again`` counts how often the same range came to be owed.
+
+    Raises:
+        InvalidSettingError: Dagster could not tell the key from a range of keys.
+    """
+    if _AMBIGUOUS in owed.topic:
+        raise InvalidSettingError(
+            f"topic {owed.topic!r} contains {_AMBIGUOUS!r}, which Dagster reads as a range of partitions: "
+            "crash lag of this topic cannot become partitions; rename the topic or leave enable_parallel_rebalance off"
+        )
+    return f"{owed}@{again}" if again > 1 else str(owed)
+
+
+def range_of(key: str) -> OffsetRange:
+    """The range a partition key stands for.
+
+    Raises:
+        InvalidSettingError: the key has another form.
+    """
+    found = _KEY.fullmatch(key)
+    if found is None:
+        raise _no_key(key)
+    try:
+        return OffsetRange.parse(found["range"])
+    except InvalidSettingError:
+        raise _no_key(key) from None
+
+
+def _no_key(key: str) -> InvalidSettingError:
+    return InvalidSettingError(
+        f"{key!r} is not a crash lag key like orders:3:70-120: the sensor adds them. Delete this one in the UI, in the "
+        "menu beside Materialize: Delete partitions"
+    )
+
+
+def is_key(key: str) -> bool:
+    """Whether the key is one of ours: anybody can add partitions in Dagster's dialog."""
+    try:
+        range_of(key)
+    except InvalidSettingError:
+        return False
+    return True
+
+
+def new_keys(owed: Iterable[OffsetRange], existing: Collection[str], materialized: Collection[str]) -> list[str]:
+    """Keys to add so that every owed offset has a partition that is still to be materialised.
+
+    Ranges that grew together keep their old keys; only the uncovered rest gets new ones.
+    """
+    waiting = [range_of(key) for key in existing if key not in set(materialized) and is_key(key)]
+    keys: list[str] = []
+    for tp, spans in _by_partition(owed).items():
+        covered = [r.span for r in waiting if r.topic_partition == tp]
+        keys += [_unused_key(OffsetRange(*tp, *span), existing) for span in difference(spans, covered)]
+    return keys
+
+
+def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, list[Span]]:
+    found: dict[TopicPartition, list[Span]] = {}
+    for owed in sorted(ranges):
+        found.setdefault(owed.topic_partition, []).append(owed.span)
+    return found
+
+
+def _unused_key(owed: OffsetRange, existing: Collection[str]) -> str:
+    again = 1
+    while (key := key_of(owed, again)) in existing:
+        again += 1
+    return key

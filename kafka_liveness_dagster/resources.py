@@ -1,0 +1,177 @@
+"""How do assets, sensors and scripts reach Kafka and Spark? Two resources, embedded unless an address is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive
+from kafka_liveness_dagster.runs import Context, budget_of, link_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+
+EMBEDDED = "embedded"
+
+
+class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Kafka cluster, and consumers on it whose poll interval is their run's budget."""
+
+    bootstrap_servers: str = Field(
+        default=EMBEDDED,
+        description="`host:port,host:port`, or `embedded`: a real broker this package starts on loopback.",
+    )
+    session_timeout_seconds: float | None = Field(
+        default=None,
+        description="How fast a dead process is noticed. 10 s (KIP-62) unless set, less when the budget is shorter. "
+        "Java's default is 45 s today (KIP-735): choose that where networks or garbage collectors pause for long.",
+    )
+    heartbeat_interval_seconds: float | None = Field(
+        default=None, description="At most a third of the session timeout; 3 s, or that third, unless set."
+    )
+    default_max_batch_seconds: float | None = Field(
+        default=DEFAULT_BUDGET_SECONDS,
+        description="The run budget of a batch when nothing else says it: KIP-62's 5 min for max.poll.interval.ms.",
+    )
+    extra: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Further librdkafka settings, such as security. Never shown."
+    )
+
+    def consumer(
+        self,
+        *,
+        topics: Sequence[str],
+        group_id: str,
+        context: Context = None,
+        max_poll_records: int | None = None,
+        max_batch_seconds: float | None = None,
+        enable_parallel_rebalance: bool = False,
+        min_crash_lag: int = 1,
+        auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
+    ) -> LivenessConsumer:
+        """A group member for the live lane; use it in a ``with`` block. The first ``poll`` joins the group.
+
+        Args:
+            topics: what to subscribe to.
+            group_id: the consumer group, ``G``; ``G.catch-up`` is its second commit log.
+            context: the op's or asset's context, None in scripts and tests.
+            max_poll_records: at most this many offsets in a batch (KIP-41); 500 unless set.
+            max_batch_seconds: the budget of a batch, before every other source of it.
+            enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
+            min_crash_lag: with fewer offsets behind, resume in order instead.
+            auto_offset_reset: where to begin while nothing is committed.
+
+        Raises:
+            InvalidSettingError: settings that contradict each other or the broker.
+            BrokerUnreachableError: no broker answered within seconds.
+        """
+        from kafka_liveness_dagster.core.resume import ResumePolicy  # noqa: PLC0415
+        from kafka_liveness_dagster.kafka.config import DEFAULT_MAX_POLL_RECORDS, LiveSettings  # noqa: PLC0415
+        from kafka_liveness_dagster.kafka.consumer import LivenessConsumer  # noqa: PLC0415 - confluent_kafka stays lazy
+
+        live = LiveSettings(
+            tuple(topics) if not isinstance(topics, str) else (topics,),
+            group_id,
+            DEFAULT_MAX_POLL_RECORDS if max_poll_records is None else max_poll_records,
+            ResumePolicy(enable_parallel_rebalance, auto_offset_reset, min_crash_lag),
+        )
+        budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
+        timeouts = derive(
+            budget,
+            session_seconds=self.session_timeout_seconds,
+            heartbeat_seconds=self.heartbeat_interval_seconds,
+            limits=self.cluster().broker_limits(),
+        )
+        return LivenessConsumer(self.settings(), live, timeouts, link_of(context))
+
+    def catch_up(
+        self,
+        *,
+        group_id: str,
+        ranges: Sequence[OffsetRange],
+        context: Context = None,
+        max_poll_records: int = 500,
+        max_batch_seconds: float | None = None,
+    ) -> CatchUpConsumer:
+        """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``."""
+        from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer  # noqa: PLC0415 - stays lazy
+
+        budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
+        return CatchUpConsumer(
+            self.settings(), group_id, ranges, max_poll_records=max_poll_records, budget=budget, link=link_of(context)
+        )
+
+    def cluster(self) -> Cluster:
+        """The cluster, to be looked at: never joins, never commits."""
+        from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415 - confluent_kafka stays lazy
+
+        return Cluster(self.settings())
+
+    def settings(self) -> KafkaSettings:
+        """The addresses and security settings; starts the embedded broker when it is the one meant."""
+        from kafka_liveness_dagster.kafka.config import KafkaSettings  # noqa: PLC0415 - stays lazy
+
+        servers = self.bootstrap_servers
+        if servers == EMBEDDED:
+            from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
+
+            servers = services.ensure(which=("kafka",)).bootstrap_servers
+        return KafkaSettings(servers, self.extra)
+
+
+class SparkConnectResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Spark Connect server. Each run has a session of its own, ended with the run."""
+
+    remote: str = Field(
+        default=EMBEDDED,
+        repr=False,  # the URL carries the token
+        description="`sc://host:port/;token=…`, or `embedded`: a real server this package starts on loopback.",
+    )
+    _session: SparkSession | None = PrivateAttr(default=None)
+
+    def session(self) -> SparkSession:
+        """The session of this resource, opened when first asked for.
+
+        Raises:
+            SparkUnreachableError: no server answered, or it refused the token.
+        """
+        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - pyspark stays lazy
+
+        if self._session is None:
+            self._session = connect(self._address())
+        return self._session
+
+    def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
+        """The records of exactly these ranges, by Spark's own Kafka source."""
+        from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415 - pyspark stays lazy
+
+        return read(self.session(), ranges, kafka.settings().spark())
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        """End the session.
+
+        Caller: Dagster, when the run's resources are torn down. Affects: this run's session alone.
+        """
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def _address(self) -> str:
+        if self.remote != EMBEDDED:
+            if not self.remote.startswith("sc://"):
+                raise InvalidSettingError("remote must be a Spark Connect address: sc://host:port, or 'embedded'")
+            return self.remote
+        from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
+
+        return services.ensure(which=("spark",)).spark_remote

@@ -1,0 +1,102 @@
+"""What does Dagster say of the run this op works for: its budget, and whether it is still wanted?
+
+``context`` may be None everywhere: a script or a test is its own run and nobody can cancel it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.timeouts import Budget, first_budget
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.kafka.watchdog import RunLink
+
+MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
+GROUP_TAG = "kafka_liveness/group"
+LANE_TAG = "kafka_liveness/lane"
+CAUSE_TAG = "kafka_liveness/cause"
+_MAX_RUNTIME = "dagster/max_runtime"
+Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
+
+
+def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str]:
+    """Run tags by which the sensor and the UI find the runs of a group."""
+    return {GROUP_TAG: group_id, LANE_TAG: lane}
+
+
+def link_of(context: Context) -> RunLink:
+    """The link by which a consumer's watchdog follows its run."""
+    from kafka_liveness_dagster.kafka.watchdog import RunLink, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
+
+    run = _run_of(context)
+    if context is None or run is None:
+        run_id = uuid4().hex
+        return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
+    remaining = _run_remaining(context)
+    return RunLink(
+        run.run_id,
+        f"dagster/{run.job_name}/{run.run_id}/{_op(context).op_handle}",
+        lambda: _state(context.instance, run.run_id),
+        None if remaining is None else now_ms() + round(remaining * 1000),
+        context.log,
+    )
+
+
+def budget_of(context: Context, *, argument: float | None, default: float | None) -> Budget:
+    """How long one batch may take, and who said so (``first_budget`` has the order)."""
+    known = _run_of(context) is not None and context is not None
+    return first_budget(
+        argument=argument,
+        op_tag=_seconds(_op(context).op_def.tags, "op tag") if known and context else None,
+        asset_metadata=_seconds(_asset_metadata(context), "asset metadata") if known else None,
+        run_remaining=_run_remaining(context) if known else None,
+        default=default,
+    )
+
+
+def _run_of(context: Context) -> dg.DagsterRun | None:
+    """The run, None for a context that was built by hand: nothing of it is in the instance."""
+    return context.instance.get_run_by_id(_op(context).run_id) if context is not None else None
+
+
+def _op(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecutionContext:
+    return context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
+
+
+def _run_remaining(context: Context) -> float | None:
+    """Seconds left of ``dagster/max_runtime``, None when the run has none."""
+    record = context.instance.get_run_record_by_id(_op(context).run_id) if context is not None else None
+    if record is None or (limit := _seconds(record.dagster_run.tags, "run tag", _MAX_RUNTIME)) is None:
+        return None
+    return limit - (time.time() - (record.start_time or time.time()))
+
+
+def _asset_metadata(context: Context) -> dict[str, Any]:
+    if isinstance(context, dg.AssetExecutionContext) and context.has_assets_def:
+        return {name: value for found in context.assets_def.metadata_by_key.values() for name, value in found.items()}
+    return {}
+
+
+def _seconds(source: Any, owner: str, name: str = MAX_BATCH_SECONDS) -> float | None:
+    value = source.get(name)
+    value = getattr(value, "value", value)  # metadata may be wrapped in a MetadataValue
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise InvalidSettingError(f"{owner} {name} is {value!r}: wanted a number of seconds") from None
+
+
+def _state(instance: dg.DagsterInstance, run_id: str) -> RunState:
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return RunState.ENDED  # deleted while it ran
+    if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
+        return RunState.CANCELED
+    return RunState.ENDED if run.is_finished else RunState.IN_PROGRESS

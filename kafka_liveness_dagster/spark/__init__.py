@@ -1,0 +1,1 @@
+"""The data plane: Spark reads the planned ranges and writes them so that a replay replaces itself."""

@@ -1,0 +1,28 @@
+"""What can go wrong between this process, Spark and the table, each as a named error.
+
+The table's content is exact in every case: a refused or cancelled write left it as it was, or complete.
+"""
+
+from __future__ import annotations
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+
+
+class SparkUnreachableError(KafkaLivenessError, ConnectionError):
+    """No Spark Connect server answered at the address, or it refused the token."""
+
+
+class SparkCancelledError(KafkaLivenessError):
+    """The job was cancelled: what it was writing is either in the table as a whole or not at all."""
+
+
+class TableSchemaError(KafkaLivenessError, ValueError):
+    """The rows or the table lack what exact replays need; nothing was written."""
+
+
+class RowsOutsideBatchError(KafkaLivenessError, ValueError):
+    """A transform gave rows of offsets that are not in its batch; nothing was written."""
+
+
+class WriteConflictError(KafkaLivenessError):
+    """Other writers kept changing the same offsets; nothing was written by this one."""

@@ -1,0 +1,178 @@
+"""How are a batch's rows written so that writing them again changes nothing? By replacing their offset range.
+
+One commit replaces everything the table holds of the ranges, and is refused when somebody else wrote to them
+after the snapshot it started from. So a replay replaces itself, writers of disjoint ranges do not meet, and what a
+dead client still has in flight cannot overwrite its successor.
+
+Never appends, and never commits to Kafka.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+
+from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, WriteConflictError
+from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
+from kafka_liveness_dagster.spark.table import IcebergTable, check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+
+_MISALIGNED = "where some, but not all, rows match"
+_CONFLICTS = (
+    "Found conflicting",  # "… files", "… deleted files": somebody wrote to the ranges after our snapshot
+    "Found new conflicting",
+    "Missing required files to delete",
+    "Cannot determine history",  # our snapshot was expired meanwhile
+    "CommitFailedException",  # lost every race for the table's metadata pointer
+)
+_OUTSIDE = "kafka-liveness: outside of the batch: "
+
+
+@dataclass(frozen=True)
+class Written:
+    """A batch that is in the table, once.
+
+    Attributes:
+        rows: how many rows the transform gave.
+        snapshot_id: a snapshot that holds them: this commit's, or a later one when another writer was quick.
+        seconds: from the snapshot look-up to the commit, all attempts.
+        attempts: 1, or more when others wrote to the same offsets or files.
+        rewritten: whether the ranges cut through files, whose other rows were then written again.
+    """
+
+    rows: int
+    snapshot_id: int | None
+    seconds: float
+    attempts: int
+    rewritten: bool
+
+
+def write(
+    session: SparkSession,
+    table: str | IcebergTable,
+    ranges: Sequence[OffsetRange],
+    make_frame: Callable[[], DataFrame],
+    *,
+    may_go_on: Callable[[], None] = lambda: None,
+    max_attempts: int = 5,
+) -> Written:
+    """Make the table hold exactly these rows for these ranges, in one commit; create the table when it is missing.
+
+    Args:
+        session: a Spark session of a server whose catalog has the table.
+        table: ``catalog.namespace.table``.
+        ranges: the offsets the rows come from; what the table held of them is replaced, also by no rows.
+        make_frame: gives the rows: topic, partition, offset, and whatever else; none, one or many an offset.
+            Called once an attempt, after the snapshot is known.
+        may_go_on: called before each operation; raises when this process may not write any more.
+        max_attempts: how often to begin again when others write to the same offsets.
+
+    Raises:
+        TableSchemaError: rows or table lack topic, partition and offset.
+        RowsOutsideBatchError: a row's offset is in none of the ranges.
+        WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
+    """
+    table = table if isinstance(table, IcebergTable) else IcebergTable(table)
+    started, rewrite, problem = time.monotonic(), False, ""
+    for attempt in range(1, max_attempts + 1):
+        try:
+            rows = _attempt(session, table, ranges, make_frame, may_go_on, rewrite=rewrite)
+        except PySparkException as error:
+            problem = _refusal(error, table)
+            rewrite = rewrite or _MISALIGNED in problem
+            session.catalog.refreshTable(table.quoted)  # a catalog that caches would show the old snapshot again
+            continue
+        may_go_on()
+        held_by = table.snapshot_id(session)
+        return Written(rows, held_by, time.monotonic() - started, attempt, rewrite)
+    raise WriteConflictError(
+        f"{names(ranges)} of {table.name} was refused {max_attempts} times in {time.monotonic() - started:.0f} s "
+        f"({problem[:300]}): nothing was written; look for a second writer of the same offsets"
+    )
+
+
+def _attempt(
+    session: SparkSession,
+    table: IcebergTable,
+    ranges: Sequence[OffsetRange],
+    make_frame: Callable[[], DataFrame],
+    may_go_on: Callable[[], None],
+    *,
+    rewrite: bool,
+) -> int:
+    """Replace the ranges as seen from the snapshot of now; gives the rows written."""
+    may_go_on()
+    columns = table.columns(session)
+    snapshot_id = None if columns is None else table.snapshot_id(session)
+    may_go_on()
+    frame = make_frame()
+    check_key(frame.schema, f"the rows for {table.name}")
+    may_go_on()
+    if columns is None:
+        table.create(session, frame.schema)
+    else:
+        frame = table.fit(session, frame, columns)
+    counted = Observation()
+    frame = _inside(frame, ranges).observe(counted, F.count(F.lit(1)).alias("rows"))
+    replaced = merged(ranges)
+    may_go_on()
+    if rewrite and snapshot_id is not None:
+        replaced = whole_files(ranges, table.files(session, snapshot_id, ranges))
+        for side in layers(without(replaced, ranges)):  # apart, so that no new file spans the batch again
+            survivors = table.at(session, snapshot_id).where(condition(side))
+            frame = frame.unionByName(survivors, allowMissingColumns=True)
+        may_go_on()
+    _overwrite(frame, table, snapshot_id, replaced, ranges)
+    return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
+
+
+def _inside(frame: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
+    """The frame, failing at a row that no replay of the batch would ever replace."""
+    where = "concat_ws(':', `topic`, `partition`, `offset`)"
+    return frame.where(
+        f"CASE WHEN {condition(ranges)} THEN true ELSE CAST(raise_error(concat('{_OUTSIDE}', {where})) AS boolean) END"
+    )
+
+
+def _overwrite(
+    frame: DataFrame,
+    table: IcebergTable,
+    snapshot_id: int | None,
+    replaced: Sequence[OffsetRange],
+    ranges: Sequence[OffsetRange],
+) -> None:
+    writer = (
+        frame.writeTo(table.quoted)
+        .option("isolation-level", "serializable")
+        .option("distribution-mode", "none")
+        .option("fanout-enabled", "true")
+        .option("snapshot-property.kafka-liveness.ranges", names(ranges))
+    )
+    if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
+        writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
+    writer.overwrite(F.expr(condition(replaced)))
+
+
+def _refusal(error: PySparkException, table: IcebergTable) -> str:
+    """Why Iceberg refused the commit, when beginning again can help; raises otherwise."""
+    message = str(error)
+    if _OUTSIDE in message:
+        row = message.partition(_OUTSIDE)[2].split()[0]
+        raise RowsOutsideBatchError(
+            f"the transform gave a row of {row}, which is not in the batch written to {table.name}: nothing was "
+            "written; keep topic, partition and offset as they are in the batch"
+        ) from None
+    if _MISALIGNED in message or any(sign in message for sign in _CONFLICTS):
+        return message
+    raise error

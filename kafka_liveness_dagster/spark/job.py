@@ -1,0 +1,140 @@
+"""Can this piece of Spark work be watched and stopped from another thread? It can inside ``with SparkJob(...)``.
+
+Never touches other jobs, not even of the same session: an interrupt goes to this job's own tag.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark.errors import PySparkException
+
+from kafka_liveness_dagster.spark.errors import SparkCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+    from typing import Any
+
+    from pyspark.sql import SparkSession
+    from typing_extensions import Self
+
+_INTERRUPT_EVERY_SECONDS = 0.2
+_INTERRUPT_FOR_SECONDS = 60.0
+
+
+def now_ms() -> int:
+    """Milliseconds of the monotonic clock ``last_progress_ms`` is told in."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class SparkJob:
+    """Everything the entering thread asks of Spark until it leaves, as one thing to watch and to cancel.
+
+    A cancelled job raises :class:`SparkCancelledError` when left, whatever it was doing: it never looks like success.
+
+    Args:
+        session: the Spark Connect session the work runs in.
+        on_progress: called with (completed tasks, total tasks) of the running operation, about every 2 s.
+            Caller: the thread inside the job, in the middle of a Spark call. Affects: nothing; keep it short.
+    """
+
+    def __init__(self, session: SparkSession, on_progress: Callable[[int, int], None] | None = None) -> None:
+        self.tag = f"kafka-liveness-{uuid4().hex}"
+        self._session = session
+        self._on_progress = on_progress
+        self._cancelled = threading.Event()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._seen: tuple[str | None, int] = (None, 0)
+        self._last_progress_ms = now_ms()
+
+    @property
+    def last_progress_ms(self) -> int:
+        """When a Spark task was last seen to have finished, by the clock of :func:`now_ms`; first: the start."""
+        return self._last_progress_ms
+
+    def check(self) -> None:
+        """Pass, or raise because the job was cancelled; call it before each operation.
+
+        Raises:
+            SparkCancelledError: the job was cancelled.
+        """
+        if self._cancelled.is_set():
+            raise SparkCancelledError(
+                "Spark job was cancelled: nothing more is started; its batch was not committed and will be replayed"
+            )
+
+    def cancel(self, timeout_seconds: float = 2.0) -> bool:
+        """Stop the job from any thread, for good.
+
+        Args:
+            timeout_seconds: how long to wait for the job to end; interrupting goes on behind that.
+
+        Returns:
+            Whether the job has ended: True means that nothing of it runs or will start. False: its thread is
+            busy outside Spark, or the server does not answer; no further operation passes ``check``.
+        """
+        with self._lock:
+            first, entered = not self._cancelled.is_set(), self._thread is not None
+            self._cancelled.set()
+        if first and entered:
+            # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
+            threading.Thread(target=self._interrupt_until_ended, name=self.tag, daemon=True).start()
+        return not entered or self._ended.wait(timeout_seconds)
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self.check()
+            self._thread = threading.get_ident()
+        self._session.addTag(self.tag)
+        self._session.registerProgressHandler(self._progressed)
+        self._last_progress_ms = now_ms()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.removeProgressHandler(self._progressed)
+        self._session.removeTag(self.tag)
+        self._ended.set()
+        if isinstance(error, PySparkException) and "OPERATION_CANCELED" in str(error):
+            raise SparkCancelledError(
+                "Spark operation was cancelled"
+                + ("" if self._cancelled.is_set() else " by somebody else, not by this process")
+                + ": the table is as it was, or has the whole batch; the batch will be replayed"
+            ) from None
+        if kind is None or isinstance(error, PySparkException):
+            self.check()
+
+    def _interrupt_until_ended(self) -> None:
+        """One interrupt is not enough: an operation that was just being sent would not be hit by it."""
+        give_up = time.monotonic() + _INTERRUPT_FOR_SECONDS
+        while not self._ended.is_set() and time.monotonic() < give_up:
+            with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
+                self._session.interruptTag(self.tag)
+            self._ended.wait(_INTERRUPT_EVERY_SECONDS)
+
+    def _progressed(
+        self,
+        stages: Iterable[Any] | None,
+        inflight_tasks: int,  # noqa: ARG002 (pyspark calls by keyword)
+        operation_id: str | None,
+        done: bool,  # noqa: FBT001
+    ) -> None:
+        """Caller: pyspark, in the thread whose operation it is. Affects: ``last_progress_ms``."""
+        if threading.get_ident() != self._thread:
+            return  # another job of the same session
+        infos = list(stages or ())
+        completed = sum(info.num_completed_tasks for info in infos)
+        before = self._seen[1] if self._seen[0] == operation_id else 0
+        if done or completed > before:
+            self._last_progress_ms = now_ms()
+        self._seen = (operation_id, completed)
+        if self._on_progress is not None and infos:
+            self._on_progress(completed, sum(info.num_tasks for info in infos))

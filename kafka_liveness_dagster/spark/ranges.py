@@ -1,0 +1,102 @@
+"""Which rows and which whole files do these offset ranges mean? Arithmetic only; never asks Spark.
+
+>>> print(condition([OffsetRange("orders", 3, 70, 100), OffsetRange("orders", 3, 100, 120)]))
+(`topic` = 'orders' AND `partition` = 3 AND `offset` >= 70 AND `offset` < 120)
+>>> names(whole_files([OffsetRange("orders", 3, 80, 110)], [OffsetRange("orders", 3, 70, 100)]))
+'orders:3:70-110'
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Spans = dict[TopicPartition, tuple[Span, ...]]
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+_NAMES_LIMIT = 1000  # characters; a snapshot's properties stay in the table's metadata for good
+
+
+def condition(ranges: Iterable[OffsetRange]) -> str:
+    """The rows of these offsets, as SQL.
+
+    Raises:
+        InvalidSettingError: there is no range, or a topic is not one of Kafka's.
+    """
+    parts = merged(ranges)
+    wrong = [part.topic for part in parts if not _TOPIC.fullmatch(part.topic)]
+    if wrong or not parts:
+        raise InvalidSettingError(
+            f"no rows can be told by {wrong[0]!r}: topics have letters, digits, '.', '_' and '-' only"
+            if wrong
+            else "no offset ranges to write: skip the batch when it is empty"
+        )
+    return " OR ".join(
+        f"(`topic` = '{part.topic}' AND `partition` = {part.partition} "
+        f"AND `offset` >= {part.start} AND `offset` < {part.end})"
+        for part in parts
+    )
+
+
+def merged(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The same offsets as the fewest ranges, in order."""
+    return _ranges(_spans(ranges))
+
+
+def without(ranges: Iterable[OffsetRange], holes: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The offsets of ``ranges`` that are not in ``holes``."""
+    out = _spans(holes)
+    return _ranges({at: difference(spans, out.get(at, ())) for at, spans in _spans(ranges).items()})
+
+
+def layers(ranges: Iterable[OffsetRange]) -> list[list[OffsetRange]]:
+    """The ranges dealt out so that each layer has one a partition: what one read, or one file, can hold."""
+    by_partition = [list(parts) for _, parts in groupby(merged(ranges), key=lambda part: part.topic_partition)]
+    return [[part for part in layer if part is not None] for layer in zip_longest(*by_partition)]
+
+
+def whole_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The ranges, widened until they cut through no file.
+
+    Args:
+        ranges: what is to be replaced.
+        files: first to last offset of each of the table's files; they may overlap.
+    """
+    held: dict[TopicPartition, list[Span]] = {}
+    for file in files:
+        held.setdefault(file.topic_partition, []).append(file.span)
+    return _ranges({at: _widened(spans, held.get(at, [])) for at, spans in _spans(ranges).items()})
+
+
+def names(ranges: Iterable[OffsetRange]) -> str:
+    """The ranges for people and snapshot properties: ``orders:3:70-120,orders:4:0-9``, cut when very long."""
+    text = ",".join(map(str, ranges))
+    return text if len(text) <= _NAMES_LIMIT else text[:_NAMES_LIMIT].rpartition(",")[0] + ",…"
+
+
+def _widened(spans: tuple[Span, ...], files: list[Span]) -> tuple[Span, ...]:
+    """A file that is touched comes in as a whole, and may touch others."""
+    while True:
+        touched = [file for file in files if intersection([file], spans)]
+        grown = union([*spans, *touched])
+        if grown == spans:
+            return spans
+        spans = grown
+
+
+def _spans(ranges: Iterable[OffsetRange]) -> Spans:
+    spans: dict[TopicPartition, list[Span]] = {}
+    for part in ranges:
+        spans.setdefault(part.topic_partition, []).append(part.span)
+    return {at: union(parts) for at, parts in sorted(spans.items())}
+
+
+def _ranges(spans: Spans) -> tuple[OffsetRange, ...]:
+    return tuple(OffsetRange(*at, *span) for at, parts in spans.items() for span in parts)

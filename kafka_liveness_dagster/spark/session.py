@@ -1,0 +1,108 @@
+"""Is there a Spark Connect server, and does it know us? Answered in seconds, never in minutes.
+
+Never shares a session: each caller's own is interrupted, configured and stopped without touching another's.
+
+>>> redacted("sc://spark.example:15002/;token=s3cr3t;user_id=etl")
+'sc://spark.example:15002/;token=***;user_id=etl'
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import threading
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.core import DefaultChannelBuilder
+from pyspark.sql.connect.client.retries import DefaultPolicy
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.spark.errors import SparkUnreachableError
+
+CONNECT_TIMEOUT_SECONDS = 10.0
+_WHILE_STARTING = DefaultPolicy(max_retries=10_000, backoff_multiplier=1, initial_backoff=200)
+_WHILE_WORKING = DefaultPolicy(max_retries=8, max_backoff=10_000)
+"""Half a minute; pyspark's default is over ten, and a server that restarted has lost the session anyway."""
+_opened: list[SparkSession] = []
+"""Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for threads
+it shares with all sessions; when the garbage collector does that inside another session's gRPC call, both wait for
+ever (seen with 4.1.3). So none is ever collected."""
+_SECRET = re.compile(r"(?<=;)([^;=]*(?:token|secret|password)[^;=]*)=[^;]*", re.IGNORECASE)
+
+
+def connect(remote: str, *, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) -> SparkSession:
+    """Open a session of the caller's own on the server at ``remote``; end it with ``session.stop()``.
+
+    Args:
+        remote: a Spark Connect URL, like ``sc://localhost:15002/;token=…``.
+        timeout_seconds: how long the server may take to answer at all.
+
+    Raises:
+        SparkUnreachableError: nobody answered in time, or the server refused the token.
+        InvalidSettingError: ``remote`` is not a Spark Connect URL.
+    """
+    _check_url(remote)
+    session: SparkSession = SparkSession.builder.remote(remote).create()
+    _opened.append(session)
+    # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the server died.
+    atexit.unregister(session.client._cleanup_ml_cache)  # noqa: SLF001
+    session.client.set_retry_policies([_WHILE_STARTING])
+    refused = _greet(session, timeout_seconds)
+    if refused is not None:
+        session.client.close()
+        raise SparkUnreachableError(_unreachable(remote, refused, timeout_seconds))
+    session.client.set_retry_policies([_WHILE_WORKING])
+    return session
+
+
+def redacted(remote: str) -> str:
+    """The URL without its secrets, fit for a log or an error."""
+    return _SECRET.sub(r"\1=***", remote)
+
+
+def _check_url(remote: str) -> None:
+    try:
+        DefaultChannelBuilder(remote)
+    except (PySparkException, ValueError) as error:
+        raise InvalidSettingError(
+            f"{redacted(remote)!r} is not a Spark Connect URL ({_reason(error, remote)}): wanted sc://host:port/;token=…"
+        ) from None
+
+
+def _greet(session: SparkSession, timeout_seconds: float) -> Exception | None:
+    """Why the server refuses this session, or None; pyspark's calls have no time limit, hence the thread."""
+    answer: list[Exception | None] = []
+
+    def greet() -> None:
+        try:
+            _ = session.version
+            answer.append(None)
+        except Exception as error:  # noqa: BLE001 (handed to the waiting thread)
+            answer.append(error)
+
+    thread = threading.Thread(target=greet, name="spark-connect-hello", daemon=True)
+    thread.start()
+    thread.join(timeout_seconds)
+    return answer[0] if answer else TimeoutError()
+
+
+def _unreachable(remote: str, refused: Exception, timeout_seconds: float) -> str:
+    if isinstance(refused, TimeoutError):
+        return (
+            f"no Spark Connect server answered at {redacted(remote)} within {timeout_seconds:.0f} s: start one "
+            "(`kafka-liveness up` starts one on this machine), correct the address, or look at the server's log; with "
+            "a token, a server on another host needs use_ssl=true as well"
+        )
+    return (
+        f"Spark Connect at {redacted(remote)} gave no session ({_reason(refused, remote)}): check the token in the "
+        "URL, that client and server are the same Spark version, and the server's log"
+    )
+
+
+def _reason(error: Exception, remote: str) -> str:
+    text = str(error).strip() or type(error).__name__
+    detail = re.search(r'details = "(.*)"', text)  # of a bare gRPC error, whose first line says nothing
+    line = detail[1] if detail else text.splitlines()[0]
+    token = re.search(r";token=([^;]+)", remote)
+    return line.replace(token[1], "***") if token else line

@@ -1,0 +1,91 @@
+"""Real services, started once for the whole test session and stopped however it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from kafka_liveness_dagster.embedded.services import Services
+
+JARS = Path(__file__).parents[1] / ".kafka_liveness" / "jars"
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """Kafka and Spark Connect with a state folder of their own; the jars are the checkout's."""
+    from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
+        try:
+            yield embedded.ensure()
+        finally:
+            embedded.stop()
+
+
+@pytest.fixture
+def make_topic(services: Services) -> Callable[..., str]:
+    """Create a fresh topic: ``make_topic(partitions=1) -> name``."""
+    from confluent_kafka.admin import AdminClient, NewTopic  # noqa: PLC0415
+
+    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+
+    def make(partitions: int = 1) -> str:
+        name = f"orders-{uuid4().hex[:8]}"
+        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(timeout=20)
+        return name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def produce() -> Callable[[str, str, int, Iterable[str]], None]:
+    """Append values: ``produce(bootstrap, topic, partition, values)``; returns when the broker has them."""
+    from confluent_kafka import Producer  # noqa: PLC0415
+
+    def send(bootstrap: str, topic: str, partition: int, values: Iterable[str]) -> None:
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+        for value in values:
+            producer.produce(topic, value.encode(), partition=partition)
+        assert producer.flush(20) == 0
+
+    return send
+
+
+@pytest.fixture(scope="session")
+def spark(services: Services) -> Iterator[SparkSession]:
+    """A Spark Connect session for tests that need only one."""
+    from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
+
+    session = connect(services.spark_remote)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def table() -> str:
+    """The name of a table that does not exist yet, in a namespace of its own."""
+    return f"lake.shop_{uuid4().hex[:8]}.orders"
+
+
+@pytest.fixture
+def rows(services: Services) -> Callable[[str], list[dict[str, object]]]:
+    """What a table holds, by offset, read without Spark."""
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
+
+    catalog = SqlCatalog("lake", uri=services.catalog_uri, warehouse=services.warehouse)
+
+    def read(name: str) -> list[dict[str, object]]:
+        found = catalog.load_table(name.partition(".")[2]).scan().to_arrow().to_pylist()
+        return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"], str(row)))
+
+    return read

@@ -1,0 +1,483 @@
+"""The two commit logs of KIP-333: what is written is read, nothing owed is forgotten, nothing undone is covered."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kafka_liveness_dagster.core.commit_log import (
+    MAX_METADATA_BYTES,
+    DoneLog,
+    ForeignCommitError,
+    LiveMark,
+    Mark,
+    check_group_id,
+    committed,
+    fits,
+    run_mark,
+)
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.resume import (
+    DataExpiredError,
+    NoCommittedOffsetError,
+    PartitionFacts,
+    Resumed,
+    ResumePolicy,
+    TopicRecreatedError,
+    resume,
+)
+
+TP = TopicPartition("orders", 3)
+RUN = "0badcafe"
+PARALLEL = ResumePolicy(enable_parallel_rebalance=True)
+IN_ORDER = ResumePolicy()
+
+SPANS = st.lists(st.builds(Span, st.integers(0, 60), st.integers(0, 60)), max_size=6).map(union)
+WIDE_SPANS = st.lists(st.builds(Span, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=6).map(union)
+MANY_SPANS = st.builds(  # up to 300 spans of 9 to 19 digits: around and beyond what a commit can hold
+    lambda at, count, step: tuple(Span(at + 2 * n * step, at + (2 * n + 1) * step) for n in range(count)),
+    st.integers(10**8, 2**62),
+    st.integers(0, 300),
+    st.integers(1, 10**6),
+)
+MARKS = st.builds(LiveMark, st.sampled_from(Mark), st.from_regex(r"[0-9a-f]{8}", fullmatch=True), WIDE_SPANS)
+TEXTS = st.text() | st.from_regex(r"kl1 (running|released|done|paused)[ 0-9a-f,-]*")
+
+
+def spans(*pairs):
+    """Spans, written as pairs."""
+    return tuple(Span(*pair) for pair in pairs)
+
+
+def offsets(owed):
+    """The same as a plain set of integers."""
+    return {offset for span in owed for offset in range(span.start, span.end)}
+
+
+def running(*owed):
+    """A first-log mark left behind by an owner at work."""
+    return LiveMark(Mark.RUNNING, RUN, spans(*owed))
+
+
+def released(*owed):
+    """A first-log mark of an owner that gave the partition up."""
+    return LiveMark(Mark.RELEASED, RUN, spans(*owed))
+
+
+# --- the metadata ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mark", "text"),
+    [
+        pytest.param(running(), "kl1 running 0badcafe", id="at work, nothing owed"),
+        pytest.param(running((70, 120), (140, 190)), "kl1 running 0badcafe 70-120,140-190", id="after two crashes"),
+        pytest.param(released((70, 120)), "kl1 released 0badcafe 70-120", id="in good order, still owing"),
+    ],
+)
+def test_the_first_logs_text(mark, text):
+    """Operators read it with kafka-consumer-groups: the format is a promise."""
+    assert (mark.encode(), LiveMark.decode(text)) == (text, mark)
+
+
+@given(MARKS)
+def test_a_mark_is_read_back_from_its_text(mark):
+    """decode(encode(mark)) == mark."""
+    assert LiveMark.decode(mark.encode()) == mark
+
+
+@given(WIDE_SPANS | MANY_SPANS)
+def test_what_fits_fits_under_both_marks(owed):
+    """fits(owed) means that no mark of these owed ranges is refused by the broker."""
+    sizes = [len(LiveMark(mark, RUN, owed).encode().encode()) for mark in Mark]
+    assert fits(owed) == (max(sizes) <= MAX_METADATA_BYTES)
+
+
+def test_a_plain_consumers_commit_has_no_mark():
+    """A group taken over from a plain consumer resumes in order: it left no metadata."""
+    assert LiveMark.decode("") is None
+
+
+FOREIGN = [
+    pytest.param("modified by me", id="another program's"),
+    pytest.param("kl2 running 0badcafe", id="a newer version's"),
+    pytest.param("kl1 sleeping 0badcafe", id="a mark nobody writes"),
+    pytest.param("kl1 running 0badcaf", id="a run too short"),
+    pytest.param("kl1 running 0BADCAFE", id="a run in capitals"),
+    pytest.param("kl1 running 0badcafe 70", id="no end"),
+    pytest.param("kl1 running 0badcafe 70-120-140", id="two ends"),
+    pytest.param("kl1 running 0badcafe 70-120,", id="a comma too many"),
+    pytest.param("kl1 running 0badcafe -", id="no number"),
+    pytest.param("kl1 running 0badcafe 120-70", id="backwards"),
+    pytest.param("kl1 running 0badcafe 70-70", id="empty"),
+    pytest.param("kl1 running 0badcafe 140-190,70-120", id="out of order"),
+    pytest.param("kl1 running 0badcafe 70-120,100-190", id="overlapping"),
+    pytest.param("kl1 running 0badcafe 70-120\n", id="a line end"),
+    pytest.param("kl1 running 0badcafe " + "9" * 5_000 + "-1", id="more digits than Python reads"),
+]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_what_we_did_not_write_is_not_guessed_at(text):
+    """Foreign first-log metadata names itself, shortened to a line, and the remedy."""
+    with pytest.raises(ForeignCommitError, match="Give each its own group_id") as caught:
+        LiveMark.decode(text)
+    assert repr(text[:40])[1:-1] in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@given(TEXTS)
+def test_reading_a_first_log_never_fails_otherwise(text):
+    """Any text at all is a mark, no mark, or a ForeignCommitError."""
+    try:
+        mark = LiveMark.decode(text)
+    except ForeignCommitError:
+        return
+    assert (mark is None) == (text == "")
+
+
+@given(st.none() | st.integers(0, 2**62), TEXTS)
+def test_reading_a_second_log_never_fails_otherwise(offset, text):
+    """Any offset with any text is a log or a ForeignCommitError; nothing committed is nothing done."""
+    try:
+        log = DoneLog.decode(offset, text)
+    except ForeignCommitError:
+        assert offset is not None
+    else:
+        assert log.watermark == (offset or 0)
+        assert offset is not None or log == DoneLog()
+
+
+@given(st.integers(0, 2**62), WIDE_SPANS | MANY_SPANS)
+def test_a_done_log_is_read_back_from_its_text(watermark, done):
+    """decode(encode(log)) == log as long as it fits; what does not fit is forgotten from the top, never invented."""
+    text = DoneLog(watermark, done).encode()
+    read = DoneLog.decode(watermark, text)
+    assert len(text.encode()) <= MAX_METADATA_BYTES
+    assert read == DoneLog(watermark, done[: len(read.done)])
+    if read.done != done:  # not one span more is forgotten than has to be
+        assert len(f"{text},{done[len(read.done)]}") > MAX_METADATA_BYTES
+
+
+def test_the_second_logs_text():
+    """Operators read this one too."""
+    assert DoneLog(120, spans((150, 160))).encode() == "kl1 done 150-160"
+    assert DoneLog(120).encode() == "kl1 done"
+    with pytest.raises(ForeignCommitError):
+        DoneLog.decode(120, "kl1 done 160-150")
+
+
+# --- the second log -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "owed", "newly", "after"),
+    [
+        pytest.param(DoneLog(), [(70, 120)], [(70, 120)], DoneLog(120), id="all done: the watermark is its end"),
+        pytest.param(DoneLog(), [(70, 120)], [(70, 90)], DoneLog(90), id="a killed backfill resumes at 90"),
+        pytest.param(DoneLog(), [(70, 120)], [(90, 120)], DoneLog(70, spans((90, 120))), id="70 is still owed"),
+        pytest.param(
+            DoneLog(), [(70, 120), (140, 190)], [(140, 190)], DoneLog(70, spans((140, 190))), id="the second first"
+        ),
+        pytest.param(
+            DoneLog(70, spans((140, 190))), [(70, 120), (140, 190)], [(70, 120)], DoneLog(190), id="the first last"
+        ),
+        pytest.param(
+            DoneLog(), [(70, 120), (140, 190)], [(70, 120)], DoneLog(140), id="120-140 was never owed: pass it"
+        ),
+        pytest.param(DoneLog(120), [(70, 120)], [(70, 120)], DoneLog(120), id="done twice is done"),
+        pytest.param(DoneLog(120), [], [], DoneLog(120), id="nothing owed moves nothing"),
+        pytest.param(DoneLog(190), [(70, 120)], [(70, 120)], DoneLog(190), id="an old backfill sets nothing back"),
+    ],
+)
+def test_record_by_example(log, owed, newly, after):
+    """What the second log says after a range was done."""
+    assert log.record(spans(*owed), spans(*newly)) == after
+
+
+@given(SPANS, st.lists(SPANS, max_size=6))
+def test_the_second_log_never_covers_what_is_not_done(owed, steps):
+    """After any history, what is outstanding is exactly owed minus done."""
+    log, done = DoneLog(), set()
+    for step in steps:
+        newly = intersection(owed, step)
+        log, done = log.record(owed, newly), done | offsets(newly)
+        assert offsets(log.outstanding(owed)) == offsets(owed) - done
+
+
+@given(SPANS, st.lists(SPANS, max_size=6))
+def test_the_watermark_only_rises_and_stays_within_what_was_owed(owed, steps):
+    """Monotonic; never past the end of owed, so a range that comes to be owed meanwhile lies above it."""
+    log = DoneLog()
+    for step in steps:
+        after = log.record(owed, intersection(owed, step))
+        assert log.watermark <= after.watermark <= max((s.end for s in owed), default=0)
+        assert all(span.start > after.watermark for span in after.done)
+        log = after
+
+
+@given(SPANS, st.lists(SPANS, max_size=4).flatmap(lambda parts: st.tuples(st.just(parts), st.permutations(parts))))
+def test_the_order_of_completion_does_not_matter(owed, histories):
+    """The same ranges done in any order leave the same log: backfills finish in any order."""
+    logs = []
+    for history in histories:
+        log = DoneLog()
+        for step in history:
+            log = log.record(owed, intersection(owed, step))
+        logs.append(log.record(owed, ()))
+    assert logs[0] == logs[1]
+
+
+@given(SPANS, st.lists(SPANS, max_size=4), st.integers(0, 20), st.integers(1, 30))
+def test_a_later_crash_is_never_covered_by_an_earlier_backfill(owed, steps, gap, count):
+    """A backfill that knows only the old owed ranges leaves every offset of a new one above them outstanding."""
+    end = max((s.end for s in owed), default=0)
+    new = Span(end + gap, end + gap + count)
+    log = DoneLog()
+    for step in steps:
+        log = log.record(owed, intersection(owed, step))
+        assert intersection(log.outstanding((*owed, new)), [new]) == (new,)
+
+
+@given(SPANS, st.lists(SPANS, max_size=4))
+def test_forgetting_what_is_done_in_the_first_log_changes_nothing(owed, steps):
+    """The live lane drops done ranges when it is assigned; the backfills that go on agree on what is left."""
+    log = DoneLog()
+    for step in steps:
+        pruned = log.outstanding(owed)
+        log = log.record(pruned, intersection(pruned, step))
+        assert log.outstanding(log.outstanding(owed)) == log.outstanding(owed)
+        assert offsets(log.outstanding(pruned)) == offsets(pruned) - offsets(step)
+
+
+@given(SPANS, SPANS)
+def test_a_lost_write_costs_rework_and_no_data(owed, done):
+    """An older log owes at least what a newer one owes."""
+    older = DoneLog()
+    newer = older.record(owed, intersection(owed, done))
+    assert not difference(newer.outstanding(owed), older.outstanding(owed))
+
+
+# --- what an assignment means ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy", "answer"),
+    [
+        pytest.param(
+            PartitionFacts(70, running(), 0, 120),
+            PARALLEL,
+            Resumed(120, spans((70, 120)), skipped=Span(70, 120)),
+            id="KIP-333: committed 70, crashed at 100, log end 120",
+        ),
+        pytest.param(
+            PartitionFacts(140, running((70, 120)), 0, 190),
+            PARALLEL,
+            Resumed(190, spans((70, 120), (140, 190)), skipped=Span(140, 190)),
+            id="KIP-333: committed 140, crashed again at 170, log end 190",
+        ),
+        pytest.param(
+            PartitionFacts(140, running((70, 120)), 0, 190, DoneLog(120)),
+            PARALLEL,
+            Resumed(190, spans((140, 190)), skipped=Span(140, 190)),
+            id="the second crash after the first was caught up",
+        ),
+        pytest.param(
+            PartitionFacts(140, running((70, 120)), 0, 190, DoneLog(90, spans((100, 110)))),
+            PARALLEL,
+            Resumed(190, spans((90, 100), (110, 120), (140, 190)), skipped=Span(140, 190)),
+            id="the second crash while the first is being caught up",
+        ),
+        pytest.param(
+            PartitionFacts(120, running((70, 120)), 0, 130),
+            PARALLEL,
+            Resumed(130, spans((70, 130)), skipped=Span(120, 130)),
+            id="crashed again before the first batch: one longer range",
+        ),
+        pytest.param(
+            PartitionFacts(70, released(), 0, 120),
+            PARALLEL,
+            Resumed(70),
+            id="released: a handover is not a crash, its backlog comes in order",
+        ),
+        pytest.param(
+            PartitionFacts(140, released((70, 120)), 0, 190),
+            PARALLEL,
+            Resumed(140, spans((70, 120))),
+            id="released: what was owed stays owed",
+        ),
+        pytest.param(
+            PartitionFacts(70, running(), 0, 120), IN_ORDER, Resumed(70), id="mode off: in order, as Kafka does"
+        ),
+        pytest.param(
+            PartitionFacts(140, running((70, 120)), 0, 190),
+            IN_ORDER,
+            Resumed(140, spans((70, 120))),
+            id="mode switched off: no new jump, the old debt stays",
+        ),
+        pytest.param(PartitionFacts(70, None, 0, 120), PARALLEL, Resumed(70), id="a plain consumer's commit: in order"),
+        pytest.param(
+            PartitionFacts(70, running(), 0, 120),
+            ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=51),
+            Resumed(70),
+            id="lag 50 < min_crash_lag 51: not worth a backfill",
+        ),
+        pytest.param(
+            PartitionFacts(70, running(), 0, 120),
+            ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=50),
+            Resumed(120, spans((70, 120)), skipped=Span(70, 120)),
+            id="lag 50 = min_crash_lag 50: skipped",
+        ),
+        pytest.param(PartitionFacts(70, running(), 0, 70), PARALLEL, Resumed(70), id="crashed with nothing to do"),
+        pytest.param(
+            PartitionFacts(70, running(), 0, 70),
+            ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=0),
+            Resumed(70),
+            id="min_crash_lag 0: an empty range is owed by nobody",
+        ),
+        pytest.param(
+            PartitionFacts(70, running(), 70, 120),
+            PARALLEL,
+            Resumed(120, spans((70, 120)), skipped=Span(70, 120)),
+            id="committed at the log start: nothing expired yet",
+        ),
+        pytest.param(PartitionFacts(None, None, 5, 120), PARALLEL, Resumed(5), id="no commit, earliest"),
+        pytest.param(
+            PartitionFacts(None, None, 5, 120),
+            ResumePolicy(auto_offset_reset="latest"),
+            Resumed(120),
+            id="no commit, latest: a number, read once",
+        ),
+    ],
+)
+def test_resume_by_example(facts, policy, answer):
+    """Where the live lane goes on, what it owes, what it skipped."""
+    assert resume(TP, facts, policy) == answer
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy", "error", "words"),
+    [
+        pytest.param(
+            PartitionFacts(None, None, 5, 120),
+            ResumePolicy(auto_offset_reset="error"),
+            NoCommittedOffsetError,
+            "orders:3 has no committed offset.*5 is the log start, 120 the log end",
+            id="no commit, error",
+        ),
+        pytest.param(
+            PartitionFacts(70, running(), 100, 120),
+            PARALLEL,
+            DataExpiredError,
+            "committed at 70 but its log starts at 100: 30 offsets were deleted.*retention",
+            id="retention was faster",
+        ),
+        pytest.param(
+            PartitionFacts(70, released(), 0, 69),
+            IN_ORDER,
+            TopicRecreatedError,
+            "committed at 70 but its log ends at 69.*reset-offsets",
+            id="another topic of the same name",
+        ),
+        pytest.param(
+            PartitionFacts(70, running(), 0, 0), PARALLEL, TopicRecreatedError, "ends at 0", id="recreated and empty"
+        ),
+    ],
+)
+def test_a_log_that_is_not_where_it_was_left_is_an_error(facts, policy, error, words):
+    """Nothing is skipped or replayed by guess: the error has both offsets and the remedy."""
+    with pytest.raises(error, match=f"(?s){words}"):
+        resume(TP, facts, policy)
+
+
+def test_a_token_that_does_not_fit_is_not_half_written():
+    """Owed ranges beyond 4,095 bytes: resume in order, owe what was owed, and say what could not be skipped."""
+    many = tuple(Span(10**9 + 20 * n, 10**9 + 20 * n + 10) for n in range(185))
+    assert fits(many)  # 22 + 185 * 22 - 1 = 4,091 bytes
+    lag = Span(many[-1].end + 10, many[-1].end + 60)
+    facts = PartitionFacts(lag.start, LiveMark(Mark.RUNNING, RUN, many), 0, lag.end)
+    assert resume(TP, facts, PARALLEL) == Resumed(lag.start, many, overflow=lag)
+
+
+def test_a_second_log_from_before_a_reset_is_not_believed():
+    """Its watermark is never above the first log; where it is, the group was reset and nothing of it is done."""
+    facts = PartitionFacts(20, running(), 0, 250, DoneLog(200))
+    with pytest.raises(KafkaLivenessError, match=r"(?s)200.*20.*\.catch-up"):
+        resume(TP, facts, PARALLEL)
+
+
+@given(
+    owed=SPANS,
+    done=SPANS,
+    mark=st.sampled_from(Mark),
+    lag=st.integers(0, 50),
+    policy=st.builds(ResumePolicy, st.booleans(), st.just("earliest"), st.integers(0, 60)),
+)
+def test_nothing_below_the_first_log_is_forgotten(owed, done, mark, lag, policy):
+    """Owed before, or skipped now, and not done: owed after. Live and owed offsets are disjoint."""
+    at = max((s.end for s in owed), default=0)
+    second = DoneLog().record(owed, intersection(owed, done))
+    answer = resume(TP, PartitionFacts(at, LiveMark(mark, RUN, owed), 0, at + lag, second), policy)
+    skipped = offsets([answer.skipped]) if answer.skipped else set()
+    assert offsets(answer.owed) == offsets(second.outstanding(owed)) | skipped
+    assert skipped == set(range(at, answer.position))
+    assert all(span.end <= answer.position for span in answer.owed)
+    assert union(answer.owed) == answer.owed
+
+
+@given(owed=SPANS, lag=st.integers(0, 50), policy=st.builds(ResumePolicy, st.booleans()))
+def test_resuming_twice_owes_nothing_twice(owed, lag, policy):
+    """An assignment whose answer was committed and then lost at once comes to the same answer again."""
+    at = max((s.end for s in owed), default=0)
+    once = resume(TP, PartitionFacts(at, LiveMark(Mark.RUNNING, RUN, owed), 0, at + lag), policy)
+    again = resume(TP, PartitionFacts(once.position, LiveMark(Mark.RUNNING, RUN, once.owed), 0, at + lag), policy)
+    assert again == Resumed(once.position, once.owed)
+
+
+@pytest.mark.parametrize(
+    ("first", "owed", "answer"),
+    [
+        pytest.param(140, [(70, 120)], 70, id="the catch-up lane has not begun"),
+        pytest.param(140, [(100, 120)], 100, id="it is at 100"),
+        pytest.param(140, [], 140, id="it is done: the live lane's"),
+        pytest.param(None, [], None, id="nothing committed"),
+    ],
+)
+def test_committed_covers_both_lanes(first, owed, answer):
+    """KIP-333, committed(): any offset before it has been processed, in whichever lane."""
+    assert committed(first, spans(*owed)) == answer
+
+
+@given(SPANS, st.integers(0, 60))
+def test_committed_never_passes_an_owed_offset(owed, extra):
+    """Every owed offset is at or above committed()."""
+    first = max((s.end for s in owed), default=0) + extra
+    assume(first)
+    assert all(offset >= committed(first, owed) for offset in offsets(owed))
+
+
+@pytest.mark.parametrize("group_id", ["", "orders.catch-up"])
+def test_a_group_that_could_be_taken_for_a_second_log_is_refused(group_id):
+    """The second log has a reserved name."""
+    with pytest.raises(InvalidSettingError, match=r"must not be empty nor end in '\.catch-up'"):
+        check_group_id(group_id)
+
+
+def test_any_other_group_is_fine():
+    """Only the end of the name is reserved."""
+    check_group_id("orders.catch-up.v2")
+
+
+@pytest.mark.parametrize(
+    ("run_id", "mark"),
+    [
+        pytest.param("0badcafe-1111-4222-8333-444455556666", "0badcafe", id="as Dagster writes it"),
+        pytest.param("nightly", "2a3b62b5", id="a script's own"),
+    ],
+)
+def test_every_run_has_a_mark_its_commits_are_read_back_by(run_id, mark):
+    """Whatever a run is called, its mark is 8 hex digits, the same every time."""
+    assert run_mark(run_id) == mark
+    assert LiveMark.decode(LiveMark(Mark.RUNNING, mark).encode()) == LiveMark(Mark.RUNNING, mark)

@@ -1,0 +1,114 @@
+"""The poll timer and the reasons to fence: the clock is a number, so a test jumps it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState, Surroundings, reason_to_fence
+
+PROCESS_MS = 60_000
+LATE = PROCESS_MS
+IN_TIME = PROCESS_MS - 1
+
+
+def test_the_timer_runs_from_poll_to_poll():
+    """KIP-62: the process timeout is the time between two polls, not the time since the start."""
+    timer = PollTimer(PROCESS_MS, polled_at_ms=1_000)
+    assert not timer.expired(60_999)
+    assert timer.expired(61_000)
+    timer.poll(61_000)
+    assert timer.elapsed_ms(61_000) == 0
+    assert not timer.expired(120_999)
+    assert timer.elapsed_ms(120_999) == 59_999
+    assert timer.expired(121_000)
+
+
+def test_a_long_silence_stays_expired():
+    """A process that was stopped for an hour (SIGSTOP) finds its timer expired however late it looks."""
+    timer = PollTimer(PROCESS_MS, polled_at_ms=0)
+    assert timer.expired(3_600_000)
+
+
+def test_polling_does_not_extend_the_run():
+    """Only the poll interval begins anew with a poll; the end of the run stays where it is."""
+    timer = PollTimer(PROCESS_MS, polled_at_ms=0, run_ends_at_ms=10_000)
+    timer.poll(9_999)
+    assert not timer.run_expired(9_999)
+    assert timer.run_expired(10_000)
+
+
+def test_a_run_without_an_end_never_expires():
+    """No dagster/max_runtime, no end."""
+    assert not PollTimer(PROCESS_MS, polled_at_ms=0).run_expired(10**12)
+
+
+@given(st.integers(1, 10**9), st.integers(0, 10**9), st.lists(st.integers(0, 10**9)))
+def test_expired_means_the_process_timeout_has_passed(process_ms, start, steps):
+    """expired(now) == (now - last poll >= process_ms), after any history of polls."""
+    timer, now = PollTimer(process_ms, start), start
+    for step in steps:
+        now += step
+        assert timer.expired(now) == (timer.elapsed_ms(now) >= process_ms)
+        timer.poll(now)
+        assert timer.elapsed_ms(now) == 0
+
+
+@pytest.mark.parametrize(
+    ("parent_is_alive", "run", "run_ends_at_ms", "now_ms", "reason"),
+    [
+        pytest.param(True, RunState.IN_PROGRESS, None, IN_TIME, None, id="all is well"),
+        pytest.param(True, RunState.IN_PROGRESS, 10**9, IN_TIME, None, id="all is well, and the run has time left"),
+        pytest.param(
+            False, RunState.IN_PROGRESS, None, IN_TIME, None, id="a dead code server is no reason while the run goes on"
+        ),
+        pytest.param(
+            True, RunState.IN_PROGRESS, None, LATE, FenceReason.POLL_TIMEOUT, id="KIP-62: no poll for the whole timeout"
+        ),
+        pytest.param(
+            False, RunState.IN_PROGRESS, None, LATE, FenceReason.POLL_TIMEOUT, id="the parent's death changes nothing"
+        ),
+        pytest.param(
+            True, RunState.IN_PROGRESS, 50_000, 50_000, FenceReason.RUN_BUDGET_SPENT, id="the run ends before the batch"
+        ),
+        pytest.param(
+            True, RunState.IN_PROGRESS, 50_000, LATE, FenceReason.RUN_BUDGET_SPENT, id="no rejoining at the run's end"
+        ),
+        pytest.param(True, RunState.ENDED, None, 0, FenceReason.RUN_ENDED, id="a run that ended owns nothing"),
+        pytest.param(False, RunState.ENDED, None, 0, FenceReason.ORPHANED, id="its run worker was killed"),
+        pytest.param(True, RunState.ENDED, 0, LATE, FenceReason.RUN_ENDED, id="an end outweighs both timers"),
+        pytest.param(True, RunState.CANCELED, None, 0, FenceReason.RUN_CANCELED, id="someone pressed terminate"),
+        pytest.param(
+            False, RunState.CANCELED, None, 0, FenceReason.RUN_CANCELED, id="terminate kills the parent too: no orphan"
+        ),
+        pytest.param(
+            True, RunState.CANCELED, 0, LATE, FenceReason.RUN_CANCELED, id="in good order, even past every deadline"
+        ),
+    ],
+)
+def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, reason):
+    """What was seen and the time decide; the graver reason hides the lesser."""
+    timer = PollTimer(PROCESS_MS, polled_at_ms=0, run_ends_at_ms=run_ends_at_ms)
+    assert reason_to_fence(timer, Surroundings(parent_is_alive, run), now_ms) is reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "may_rejoin", "releases"),
+    [
+        pytest.param(FenceReason.POLL_TIMEOUT, True, False, id="KIP-62: the next poll rejoins; it was no handover"),
+        pytest.param(FenceReason.RUN_CANCELED, False, True, id="a wish to stop: no crash, the next owner resumes"),
+        pytest.param(FenceReason.RUN_BUDGET_SPENT, False, False, id="the run is over for this process"),
+        pytest.param(FenceReason.RUN_ENDED, False, False, id="a run that ended comes back as another run"),
+        pytest.param(FenceReason.ORPHANED, False, False, id="nobody waits for an orphan"),
+        pytest.param(FenceReason.CLOSED, False, False, id="closed is closed"),
+    ],
+)
+def test_what_a_reason_allows(reason, may_rejoin, releases):
+    """Only a poll timeout may come back, and only a cancel gives up in good order."""
+    assert (reason.may_rejoin, reason.releases) == (may_rejoin, releases)
+
+
+def test_every_reason_is_a_sentence_of_its_own():
+    """Users read the reason: no two read alike."""
+    assert len({reason.value for reason in FenceReason}) == len(FenceReason)

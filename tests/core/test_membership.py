@@ -1,0 +1,106 @@
+"""Why a member is gone, and whether the live lane needs a run: every row says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.membership import (
+    LeaveReason,
+    MemberLeft,
+    PartitionSnapshot,
+    RunFate,
+    departures,
+    restart_delay_seconds,
+    wants_live_run,
+)
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+
+RUN = "0badcafe"
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+def snapshot(tp=P0, committed=70, mark=Mark.RUNNING, run=RUN, log_end=120, outstanding=()):  # noqa: PLR0917
+    return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, outstanding)
+
+
+@pytest.mark.parametrize(
+    ("mark", "fate", "is_member", "reason"),
+    [
+        pytest.param(Mark.RELEASED, RunFate.FAILED, False, None, id="released before it failed: a graceful leave"),
+        pytest.param(None, RunFate.UNKNOWN, False, None, id="a plain consumer's commit"),
+        pytest.param(Mark.RUNNING, RunFate.IN_PROGRESS, True, None, id="at work"),
+        pytest.param(Mark.RUNNING, RunFate.IN_PROGRESS, False, LeaveReason.POLL_TIMEOUT, id="its watchdog left"),
+        pytest.param(Mark.RUNNING, RunFate.FAILED, False, LeaveReason.CRASHED, id="killed"),
+        pytest.param(Mark.RUNNING, RunFate.FAILED, True, LeaveReason.CRASHED, id="killed, session not yet over"),
+        pytest.param(Mark.RUNNING, RunFate.CANCELED, False, LeaveReason.CRASHED, id="killed while it was canceled"),
+        pytest.param(Mark.RUNNING, RunFate.UNKNOWN, False, LeaveReason.CRASHED, id="its run was deleted"),
+        pytest.param(Mark.RUNNING, RunFate.UNKNOWN, True, None, id="a script that is alive"),
+        pytest.param(Mark.RUNNING, RunFate.SUCCEEDED, False, LeaveReason.LOST, id="succeeded, yet never released"),
+    ],
+)
+def test_why_a_member_is_gone(mark, fate, is_member, reason):
+    """The mark says how it left, its run says why, the coordinator speaks for the living."""
+    left = departures([snapshot(mark=mark)], {RUN} if is_member else set(), {RUN: fate})
+    assert left == ([MemberLeft(RUN, reason, (P0,))] if reason else [])
+
+
+def test_one_departure_names_all_its_partitions():
+    """A member that held two partitions left once; another run's are its own."""
+    seen = [snapshot(P1), snapshot(P0), snapshot(TopicPartition("orders", 2), run="0000beef")]
+    left = departures(seen, {"0000beef"}, {RUN: RunFate.FAILED})
+    assert left == [MemberLeft(RUN, LeaveReason.CRASHED, (P0, P1))]
+
+
+@pytest.mark.parametrize(
+    ("committed", "log_end", "lag", "why"),
+    [
+        (70, 120, 50, "what is not committed"),
+        (120, 120, 0, "caught up"),
+        (None, 120, 110, "nothing committed: all of the log, which begins at 10"),
+        (130, 120, 0, "a recreated topic is no negative lag"),
+    ],
+)
+def test_lag(committed, log_end, lag, why):
+    """Lag counts from the first log, or from the log start."""
+    assert PartitionSnapshot(P0, committed, None, log_end, log_start=10).lag == lag, why
+
+
+def test_owed_counts_what_is_outstanding():
+    """Owed offsets are those of the outstanding spans."""
+    assert snapshot(outstanding=(Span(70, 120), Span(140, 190))).owed == 100
+
+
+CRASH = [MemberLeft(RUN, LeaveReason.CRASHED, (P0,))]
+TIMEOUT = [MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (P0,))]
+
+
+@pytest.mark.parametrize(
+    ("log_end", "left", "in_progress", "failures", "since", "wanted"),
+    [
+        pytest.param(120, [], 0, 0, 0.0, True, id="lag"),
+        pytest.param(70, [], 0, 0, 0.0, False, id="nothing to do"),
+        pytest.param(120, [], 1, 0, 0.0, False, id="a run is at it"),
+        pytest.param(70, CRASH, 0, 1, 0.0, True, id="a crash without lag: its marks must not stay"),
+        pytest.param(120, CRASH, 0, 2, 0.0, True, id="at once after a second crash"),
+        pytest.param(120, CRASH, 0, 3, 9.9, False, id="failing in a row: later"),
+        pytest.param(120, CRASH, 0, 3, 10.0, True, id="later has come"),
+        pytest.param(70, TIMEOUT, 0, 0, 0.0, False, id="a member that timed out rejoins by itself"),
+    ],
+)
+def test_when_a_live_run_is_wanted(log_end, left, in_progress, failures, since, wanted):  # noqa: PLR0917
+    """Lag or a crash, room for a run, and patience with what fails every time."""
+    answer = wants_live_run(
+        [snapshot(log_end=log_end)],
+        left,
+        in_progress=in_progress,
+        max_live_runs=1,
+        failures_in_a_row=failures,
+        seconds_since_failure=since,
+    )
+    assert answer is wanted
+
+
+def test_the_delay_grows_and_is_bounded():
+    """No delay for crashes now and then; 10 s, doubled, for a run that always fails; never above 5 min."""
+    assert [restart_delay_seconds(n) for n in (0, 1, 2, 3, 4, 7, 8, 10_000)] == [0, 0, 0, 10, 20, 160, 300, 300]

@@ -1,0 +1,58 @@
+"""A state folder per test or per module, with the jars of the checkout, and no process left in either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kafka_liveness_dagster.embedded import services
+
+JARS = Path(__file__).parents[2] / ".kafka_liveness" / "jars"
+
+
+def _processes_of(home: Path) -> list[psutil.Process]:
+    """Living processes that name the state folder on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        named = any(str(home) in argument for argument in process.info["cmdline"] or ())
+        if named and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="session")
+def processes_of():
+    """Which living processes name a state folder on their command line."""
+    return _processes_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    """The jars of the checkout, whatever the environment of whoever runs the tests says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
+        patch.delenv("KAFKA_LIVENESS_HOME", raising=False)
+        patch.delenv("KAFKA_LIVENESS_IVY_SETTINGS", raising=False)
+        yield patch
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A state folder of one test; nothing runs in it afterwards."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(folder))
+    yield folder
+    services.stop(folder)
+    assert not _processes_of(folder)
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory, environment):
+    """A state folder of one module; nothing runs in it afterwards."""
+    folder = tmp_path_factory.mktemp("shared") / "state"
+    environment.setenv("KAFKA_LIVENESS_HOME", str(folder))
+    yield folder
+    services.stop(folder)
+    assert not _processes_of(folder)

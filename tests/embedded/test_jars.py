@@ -1,0 +1,138 @@
+"""Downloads that are cut off, refused or damaged: the real Ivy against a small repository on loopback."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from kafka_liveness_dagster.embedded import jars
+from kafka_liveness_dagster.embedded.errors import JarsError
+
+_RESOLVE = "from kafka_liveness_dagster.embedded import jars; print(jars.resolve('kafka'))"
+
+
+def _jar():
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as jar:
+        jar.writestr("classes", bytes(100_000))
+    return held.getvalue()
+
+
+class _Repository(ThreadingHTTPServer):
+    """Has every module at every version, none with dependencies."""
+
+    daemon_threads = True
+    jar = _jar()
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hold_back = 0
+        self.halfway = threading.Event()
+        self.go_on = threading.Event()
+        self.asked = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self._begin()
+
+    def do_GET(self):
+        body = self._begin()
+        cut = len(body) - (self.server.hold_back if self.path.endswith(".jar") else 0)
+        self.wfile.write(body[:cut])
+        self.wfile.flush()
+        if cut < len(body):
+            self.server.halfway.set()
+            self.server.go_on.wait(60)
+
+    def _begin(self):
+        self.server.asked.append(self.path)
+        *group, name, version, file = self.path.strip("/").split("/")
+        pom = (
+            f"<project><modelVersion>4.0.0</modelVersion><groupId>{'.'.join(group)}</groupId>"
+            f"<artifactId>{name}</artifactId><version>{version}</version></project>"
+        ).encode()
+        body = {"pom": pom, "jar": self.server.jar}.get(file.rpartition(".")[2], b"")
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        return body
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository that Ivy asks instead of the public one, and an empty folder for the jars."""
+    with _Repository() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = tmp_path / "ivysettings.xml"
+        settings.write_text(
+            "<ivysettings><settings defaultResolver='here'/><resolvers><ibiblio name='here' m2compatible='true' "
+            f"root='http://127.0.0.1:{server.server_port}/'/></resolvers></ivysettings>"
+        )
+        monkeypatch.setenv("KAFKA_LIVENESS_IVY_SETTINGS", str(settings))
+        monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(tmp_path / "jars"))
+        yield server
+        server.go_on.set()
+        server.shutdown()
+
+
+def names(folder):
+    """What is in a folder, hidden or not."""
+    return sorted(jar.name for jar in folder.iterdir())
+
+
+def test_a_download_killed_half_way_is_begun_anew(repository):
+    """SIGKILL in the middle of a jar leaves no folder that looks complete; the next call downloads it all."""
+    repository.hold_back = 500
+    with subprocess.Popen([sys.executable, "-c", _RESOLVE], stderr=subprocess.DEVNULL) as cut_off:
+        assert repository.halfway.wait(60)
+        assert jars.resolved("kafka") is None
+        cut_off.kill()
+    repository.hold_back = 0
+    repository.go_on.set()
+    assert names(jars.resolve("kafka")) == ["kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
+
+
+def test_a_damaged_jar_is_downloaded_again(repository):
+    """A jar that was truncated later (a full disk, a lost power supply) is noticed and the folder replaced."""
+    jar = jars.resolve("kafka") / "kafka_2.13-4.3.1.jar"
+    jar.write_bytes(jar.read_bytes()[:50_000])
+    assert jars.resolved("kafka") is None
+    assert (jars.resolve("kafka") / jar.name).read_bytes() == repository.jar
+
+
+def test_a_jar_that_is_none_is_never_taken(repository):
+    """What a captive portal sends instead of a jar does not become part of the class path."""
+    repository.jar = b"<html>please log in</html>"
+    with pytest.raises(JarsError, match=r"damaged: .*kafka_2\.13-4\.3\.1\.jar"):
+        jars.resolve("kafka")
+    assert jars.resolved("kafka") is None
+
+
+def test_no_network_is_an_error_with_log_and_remedy(repository, tmp_path):
+    """The error says what to do and shows the end of Ivy's log; nothing is left but the log."""
+    repository.shutdown()
+    repository.server_close()
+    with pytest.raises(JarsError, match=r"(?s)check the network.*kafka-download\.log ends with:.*Connection refused"):
+        jars.resolve("kafka")
+    assert names(tmp_path / "jars") == ["kafka-download.log", "kafka.lock"]
+
+
+def test_processes_that_ask_at_once_download_once(repository):
+    """The second process waits for the first and takes what it has downloaded; a third call takes milliseconds."""
+    asking = [subprocess.Popen([sys.executable, "-c", _RESOLVE], stderr=subprocess.DEVNULL) for _ in range(3)]
+    assert [one.wait(60) for one in asking] == [0, 0, 0]
+    assert sum(path.endswith("kafka_2.13-4.3.1.jar") for path in repository.asked) <= 2  # HEAD and GET
+    began = time.perf_counter()
+    jars.resolve("kafka")
+    assert time.perf_counter() - began < 0.5

@@ -1,0 +1,159 @@
+"""Real brokers: started once, found by all, restarted with what they held, ended without a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.embedded import services, state
+from kafka_liveness_dagster.embedded.errors import PortTakenError, ServiceNotStartedError
+from kafka_liveness_dagster.embedded.state import Started
+
+KAFKA = ("kafka",)
+ENSURE = "from kafka_liveness_dagster.embedded import services; found = services.ensure(which=('kafka',)); "
+
+
+def python(code):
+    """The command that runs it."""
+    return [sys.executable, "-c", code]
+
+
+def wait_until(true, seconds=60):
+    """Look again until it is true; fails after a minute."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not true after {seconds} s"
+        threading.Event().wait(0.01)
+
+
+def test_many_processes_that_ask_at_once_find_one_broker(home, processes_of):
+    """However many processes ask at once, one broker is started and all of them get its address."""
+
+    def ask(_):
+        code = ENSURE + "print(found.bootstrap_servers)"
+        return subprocess.run(python(code), capture_output=True, text=True, check=True).stdout
+
+    with ThreadPoolExecutor(6) as pool:
+        addresses = set(pool.map(ask, range(6)))
+    assert len(addresses) == 1
+    assert len(processes_of(home)) == 1
+
+
+def test_a_killed_broker_comes_back_with_its_topics_and_offsets(home):
+    """A kill -9 loses no topic and no committed offset, and clients find the broker where it was."""
+    before = services.ensure(which=KAFKA)
+    admin = AdminClient({"bootstrap.servers": before.bootstrap_servers, "log_level": 0})
+    admin.create_topics([NewTopic("orders", 4)])["orders"].result()
+    committed = ConsumerGroupTopicPartitions("orders-etl", [TopicPartition("orders", 3, 70)])
+    altered = admin.alter_consumer_group_offsets([committed])["orders-etl"].result()
+    assert altered.topic_partitions[0].error is None  # result() raises for the group only
+    broker = psutil.Process(state.read(home)["kafka"].pid)
+    broker.kill()
+    broker.wait(10)
+    assert services.running() is None
+
+    assert services.ensure(which=KAFKA) == before
+    group = Consumer({"bootstrap.servers": before.bootstrap_servers, "group.id": "orders-etl", "log_level": 0})
+    try:
+        assert len(group.list_topics(timeout=10).topics["orders"].partitions) == 4
+        assert group.committed([TopicPartition("orders", 3)], timeout=10)[0].offset == 70
+    finally:
+        group.close()
+
+
+def test_a_pid_that_belongs_to_another_program_is_never_signalled(home):
+    """A stale pid is recognised: neither down nor up ends the program that has the number now."""
+    state.create_home(home)
+    with subprocess.Popen(python("input()"), stdin=subprocess.PIPE) as other:
+        state.write(home, {"kafka": Started(port=9, pid=other.pid, mark="0123456789abcdef", ready=True)})
+        assert services.running() is None
+        assert services.stop() == []
+        state.write(home, {"kafka": Started(port=9, pid=other.pid, mark="0123456789abcdef", ready=False)})
+        services.ensure(which=KAFKA)
+        assert state.read(home)["kafka"].pid != other.pid
+        assert services.stop() == ["kafka"]
+        assert other.poll() is None
+        other.communicate(b"\n")
+
+
+def test_a_port_asked_for_that_is_taken_is_an_error_with_its_number(home, processes_of):
+    """A port asked for by number is never replaced by another one in silence."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTakenError, match=f"port {port} for Kafka is taken by another program"):
+            services.ensure(which=KAFKA, kafka_port=port)
+    assert not processes_of(home)
+
+
+def test_no_service_is_started_when_the_port_of_another_is_taken(home):
+    """Ports are looked at before anything is started: half of what was asked for helps nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortTakenError):
+            services.ensure(kafka_port=port)
+    assert not (home / "logs" / "spark.log").exists()
+
+
+def test_a_broker_that_ends_shows_the_end_of_its_log(home, processes_of):
+    """The error names the log and shows its end: the reason is on the screen, not only in a file."""
+    data = home / "kafka" / "data"
+    data.mkdir(parents=True)
+    (data / "meta.properties").write_text("version=1\ncluster.id=broken\nnode.id=7\n")
+    with pytest.raises(ServiceNotStartedError, match=r"(?s)ended with code 1.*kafka\.log ends with.*node id 7"):
+        services.ensure(which=KAFKA)
+    assert not processes_of(home)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_start_that_is_cut_off_leaves_nothing_behind_for_good(home, processes_of, how):
+    """Ctrl-C ends the half-started broker; after SIGKILL, which nobody survives, the next command does."""
+    # a shell's background jobs, this test run for one, are born with SIGINT ignored
+    terminal = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    with subprocess.Popen(python(terminal + ENSURE), stderr=subprocess.DEVNULL) as starting:
+        wait_until(lambda: state.read(home) and processes_of(home))
+        assert not state.read(home)["kafka"].ready
+        starting.send_signal(how)
+    if how is signal.SIGKILL:
+        assert services.stop() == ["kafka"]
+    assert not processes_of(home)
+
+
+def test_what_runs_is_found_without_heavy_imports_and_on_its_own_port_only(home):
+    """A second ensure() needs neither confluent_kafka nor pyspark, and refuses to move a shared broker."""
+    port = int(services.ensure(which=KAFKA).bootstrap_servers.partition(":")[2])
+    heavy = "import sys; print({'confluent_kafka', 'pyspark'} & set(sys.modules))"
+    assert subprocess.check_output(python(ENSURE + heavy), text=True).strip() == "set()"
+    with pytest.raises(InvalidSettingError, match=f"already runs on {port}"):
+        services.ensure(which=KAFKA, kafka_port=port + 1)
+
+
+def test_nobody_else_can_read_the_token(home):
+    """The state file is its owner's, whatever the umask, and the token is in no repr."""
+    state.create_home(home)
+    former = os.umask(0)
+    try:
+        state.write(home, {"spark": Started(port=9, token="secret")})
+    finally:
+        os.umask(former)
+    assert (home / "services.json").stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert "secret" not in repr(state.read(home))
+    assert "secret" not in repr(services.Services("", "sc://localhost:9/;token=secret", "", ""))
+
+
+def test_an_unknown_service_is_refused(home):
+    """A misspelt name is an error, not a service that is silently not started."""
+    with pytest.raises(InvalidSettingError, match=r"no embedded service is called \['kafak'\]"):
+        services.ensure(which=("kafak",))

@@ -1,0 +1,87 @@
+"""The whole default as a user starts it: one command, both services, a token, and nothing left where he stands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import psutil
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from kafka_liveness_dagster.embedded import state
+
+CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory):
+    """An empty folder to be in."""
+    return tmp_path_factory.mktemp("where_the_user_stands")
+
+
+@pytest.fixture(scope="module")
+def told(shared_home, where):
+    """What ``up --json`` prints."""
+    up = subprocess.run([*CLI, "up", "--json"], cwd=where, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(up.stdout)
+
+
+def test_up_prints_one_json_object(told):
+    """Standard output of ``up --json`` is one object with four addresses, whatever was shown meanwhile."""
+    assert list(told) == ["bootstrap_servers", "spark_remote", "catalog_uri", "warehouse"]
+    assert all(told.values())
+
+
+def test_a_table_written_by_spark_is_read_by_pyiceberg(told, where):
+    """Both see one catalog and one warehouse, and nothing is dropped in the folder of the user."""
+    spark = SparkSession.builder.remote(told["spark_remote"]).create()
+    spark.sql("create namespace lake.shop")
+    spark.sql("create table lake.shop.orders using iceberg as select id from range(70, 120)").collect()
+    spark.stop()
+    lake = SqlCatalog("lake", uri=told["catalog_uri"], warehouse=told["warehouse"])
+    assert lake.load_table("shop.orders").scan().to_arrow().num_rows == 50
+    assert list(where.iterdir()) == []
+
+
+@pytest.mark.parametrize(("token", "why"), [("", "No authentication token"), (";token=guessed", "Invalid auth")])
+def test_a_client_without_the_token_is_refused(told, token, why):
+    """Other users of this machine reach the port, but may not run anything."""
+    stranger = told["spark_remote"].partition("/;")[0] + "/" + token
+    session = SparkSession.builder.remote(stranger).create()
+    try:
+        with pytest.raises(PySparkException, match=why):
+            session.version  # noqa: B018  the first question to the server
+    finally:
+        session.stop()
+
+
+def test_the_token_is_on_no_command_line_and_in_no_log(told, shared_home):
+    """Command lines are shown to every user, and logs are sent around."""
+    token = told["spark_remote"].partition("token=")[2]
+    spark = psutil.Process(state.read(shared_home)["spark"].pid)
+    assert spark.name() == "java"
+    assert not any(token in argument for argument in spark.cmdline())
+    assert not any(token in log.read_text() for log in (shared_home / "logs").iterdir())
+    assert not any(token in conf.read_text() for conf in (shared_home / "spark" / "conf").iterdir())
+
+
+def test_the_doctor_finds_nothing_wrong(told):
+    """Every check passes on the embedded default."""
+    doctor = subprocess.run([*CLI, "doctor"], stdout=subprocess.PIPE, text=True, check=False)
+    assert [line.split()[:2] for line in doctor.stdout.splitlines()] == [
+        ["ok", subject] for subject in ("java", "jars", "kafka", "spark", "catalog")
+    ]
+    assert "session timeouts of 1,000 to 1,800,000 ms" in doctor.stdout
+    assert doctor.returncode == 0
+
+
+def test_down_leaves_no_process(told, shared_home, processes_of):
+    """After ``down`` neither service nor a child of one is left, and a second ``down`` finds nothing."""
+    assert len(processes_of(shared_home)) == 2
+    assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: spark, kafka\n"
+    assert processes_of(shared_home) == []
+    assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: nothing ran\n"

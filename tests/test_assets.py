@@ -1,0 +1,56 @@
+"""What ``kafka_asset`` makes, and what it refuses when the code location is loaded."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+RESOURCES = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()})
+
+
+def make(name="orders", **settings):
+    """An asset with settings that are fine unless a test says otherwise."""
+    settings = {"topics": ["orders.v1-raw"], "group_id": f"{name}-etl", "table": "lake.shop.orders", **settings}
+    return kl.kafka_asset(name=name, **settings)(lambda batch: batch)
+
+
+def test_two_groups_may_read_one_topic():
+    """Their definitions merge: the topic's asset is the same for both."""
+    merged = dg.Definitions.merge(make("orders").definitions, make("audit").definitions, RESOURCES)
+    dg.Definitions.validate_loadable(merged)
+    assert sorted(sensor.name for sensor in merged.get_repository_def().sensor_defs) == ["audit_group", "orders_group"]
+
+
+def test_the_budget_is_asset_metadata_of_both_lanes():
+    """A backfill's run carries no op tags, so the budget travels with the assets."""
+    asset = make(max_batch_seconds=120)
+    for lane in (asset.live, asset.crash_lag):
+        assert lane.metadata_by_key[lane.key]["kafka_liveness/max_batch_seconds"] == 120
+
+
+def test_runs_of_the_jobs_are_one_process():
+    """The multiprocess executor would leave a step at work when its run worker is killed."""
+    loaded = dg.Definitions.merge(make().definitions, RESOURCES)
+    for name in ("orders_job", "orders_crash_lag_job"):
+        assert loaded.resolve_job_def(name).executor_def is dg.in_process_executor
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"topics": []}, "consumes no topic"),
+        ({"group_id": ""}, "must not be empty"),
+        ({"group_id": "etl.catch-up"}, "second commit log"),
+        ({"table": "orders"}, "catalog.namespace.table"),
+        ({"max_poll_records": 0}, "wanted at least 1"),
+        ({"max_live_runs": 0}, "wanted at least 1"),
+        ({"min_crash_lag": 0}, "wanted at least 1"),
+    ],
+)
+def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, says):
+    """Before anything runs: the code location does not load, and says why."""
+    with pytest.raises(InvalidSettingError, match=says):
+        make(**settings)

@@ -1,0 +1,279 @@
+"""KIP-333's two lanes and two commit logs on a real broker, offset by offset."""
+
+from __future__ import annotations
+
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import ForeignCommitError, LiveMark, Mark
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.resume import TopicRecreatedError
+from kafka_liveness_dagster.kafka.catch_up import NotOwedError
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, TopicNotFoundError
+
+SECONDS = 20.0
+
+
+class World:
+    """One topic with the records in partition 3, one group, and both lanes on them."""
+
+    def __init__(self, services, topic, produce):
+        self.kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
+        self.topic, self.group = topic, f"etl-{uuid4().hex[:8]}"
+        self.tp = TopicPartition(topic, 3)
+        self._produce, self._servers, self.log_end = produce, services.bootstrap_servers, 0
+
+    def grow_to(self, log_end):
+        self._produce(self._servers, self.topic, 3, map(str, range(self.log_end, log_end)))
+        self.log_end = log_end
+
+    def live(self, **settings):
+        settings = {"enable_parallel_rebalance": True, "max_batch_seconds": 60, **settings}
+        return self.kafka.consumer(topics=[self.topic], group_id=self.group, **settings)
+
+    def catch_up(self, *ranges, **settings):
+        owed = [kl.OffsetRange(self.topic, 3, *r) for r in ranges]
+        return self.kafka.catch_up(group_id=self.group, ranges=owed, max_batch_seconds=60, **settings)
+
+    def process(self, consumer, upto):
+        """Poll and commit until the live lane has committed ``upto``."""
+        while consumer.position(self.topic, 3) != upto:
+            batch = consumer.poll(SECONDS, upto - (consumer.position(self.topic, 3) or 0))
+            consumer.commit(batch)
+
+    def first_log(self):
+        commit = self.kafka.cluster().commits(self.group, [self.tp])[self.tp]
+        return commit.offset, LiveMark.decode(commit.metadata)
+
+    def spans(self, ranges):
+        assert all(r.topic_partition == self.tp for r in ranges)
+        return [tuple(r.span) for r in ranges]
+
+
+@pytest.fixture
+def world(services, make_topic, produce):
+    return World(services, make_topic(4), produce)
+
+
+@pytest.fixture
+def crashed(world):
+    """Committed 70, crashed at 100, log end 120 on return."""
+    world.grow_to(100)
+    with pytest.raises(ZeroDivisionError), world.live() as consumer:
+        world.process(consumer, 70)
+        batch = consumer.poll(SECONDS)
+        assert world.spans(batch.ranges) == [(70, 100)]
+        raise ZeroDivisionError
+    assert world.first_log()[0] == 70
+    assert world.first_log()[1].mark is Mark.RUNNING
+    world.grow_to(120)
+    return world
+
+
+def join(world, consumer):
+    """Poll until partition 3 is assigned; nothing new is in the log."""
+    assert consumer.poll(0.0) is None or consumer.position(world.topic, 3) is not None
+    while consumer.position(world.topic, 3) is None:
+        assert consumer.poll(0.2) is None
+
+
+def test_after_a_crash_the_live_lane_goes_on_at_the_log_end(crashed):
+    """Committed 70, crashed at 100, log end 120 on return: live resumes at 120 and owes 70-120, durably."""
+    with crashed.live() as consumer:
+        join(crashed, consumer)
+        assert consumer.position(crashed.topic, 3) == 120
+        offset, mark = crashed.first_log()
+        assert (offset, mark.mark, mark.owed) == (120, Mark.RUNNING, (Span(70, 120),))
+        assert crashed.spans(consumer.jumped) == [(70, 120)]
+        assert consumer.committed(crashed.topic, 3) == 70, "KIP-333: offsets before committed() are all processed"
+
+
+def test_a_second_crash_adds_its_range_while_the_first_is_open(crashed):
+    """Committed 140, crashed at 170, log end 190: owed 70-120 and 140-190; the newer one may be done first."""
+    w = crashed
+    with pytest.raises(ZeroDivisionError), w.live() as consumer:
+        join(w, consumer)
+        w.grow_to(140)
+        w.process(consumer, 140)
+        w.grow_to(170)
+        assert w.spans(consumer.poll(SECONDS).ranges) == [(140, 170)]
+        raise ZeroDivisionError
+    w.grow_to(190)
+    with w.live() as consumer:
+        join(w, consumer)
+        assert consumer.position(w.topic, 3) == 190
+        assert w.spans(consumer.owed(w.topic, 3)) == [(70, 120), (140, 190)]
+        with w.catch_up((140, 190)) as lane:
+            batch = lane.poll()
+            assert w.spans(batch.ranges) == [(140, 190)]
+            lane.commit(batch)
+            assert lane.poll() is None
+        assert w.spans(consumer.owed(w.topic, 3)) == [(70, 120)]
+        assert consumer.committed(w.topic, 3) == 70
+        with w.catch_up((70, 120), max_poll_records=30) as lane:
+            lane.commit(lane.poll())
+            assert consumer.committed(w.topic, 3) == 100, "the child's last commit, while it is not done"
+        with w.catch_up((70, 120), max_poll_records=30) as lane:
+            batch = lane.poll()
+            assert w.spans(batch.ranges) == [(100, 120)], "a killed backfill resumes where it was"
+            lane.commit(batch)
+        assert consumer.owed(w.topic, 3) == ()
+        assert consumer.committed(w.topic, 3) == 190
+
+
+def test_a_release_is_not_a_crash(world):
+    """A consumer that leaves in good order hands over: the next one resumes in order, with the mode on."""
+    world.grow_to(100)
+    with world.live() as consumer:
+        world.process(consumer, 70)
+        consumer.poll(SECONDS)
+    assert world.first_log()[1].mark is Mark.RELEASED
+    world.grow_to(120)
+    with world.live() as consumer:
+        assert world.spans(consumer.poll(SECONDS).ranges) == [(70, 120)]
+        assert consumer.jumped == []
+
+
+def test_the_mode_is_off_unless_it_is_chosen(crashed):
+    """Without enable_parallel_rebalance a crash is resumed in order and nothing is owed."""
+    with crashed.live(enable_parallel_rebalance=False) as consumer:
+        assert crashed.spans(consumer.poll(SECONDS).ranges) == [(70, 120)]
+        assert consumer.owed(crashed.topic, 3) == ()
+
+
+def test_a_range_that_is_not_owed_is_refused(crashed):
+    """A mistyped key is an error with what is owed, before anything is processed."""
+    with crashed.live() as consumer:
+        join(crashed, consumer)
+        with pytest.raises(NotOwedError, match="owes 70-120"), crashed.catch_up((60, 120)):
+            pass
+
+
+def test_a_batch_beyond_its_deadline_is_fenced_and_the_next_poll_rejoins(world):
+    """KIP-62: at the process timeout the member leaves, its commit is refused, the next poll makes a new member."""
+    world.grow_to(100)
+    with world.live(max_batch_seconds=2.0) as consumer:
+        batch = consumer.poll(SECONDS)
+        left = threading.Event()
+        consumer.on_fence(left.set)
+        assert left.wait(10), "the watchdog raised the fence"
+        with pytest.raises(FencedError, match="nothing was committed"):
+            consumer.commit(batch)
+        assert world.kafka.cluster().members(world.group) == (), "LeaveGroup was sent, no session timeout waited for"
+        join(world, consumer)
+        assert world.spans(consumer.jumped) == [(0, 100)]
+        with pytest.raises(FencedError):
+            consumer.commit(batch)
+
+
+def test_a_commit_out_of_order_is_refused(world):
+    """A batch may not be committed before the one in front of it."""
+    world.grow_to(100)
+    with world.live() as consumer:
+        first = consumer.poll(SECONDS, 60)
+        second = consumer.poll(SECONDS)
+        with pytest.raises(CommitRefusedError, match="out of order"):
+            consumer.commit(second)
+        consumer.commit(first)
+        consumer.commit(second)
+        assert world.first_log()[0] == 100
+
+
+def test_two_members_share_the_partitions_and_hand_over_without_crash_lag(world):
+    """A second member gets partitions released by the first; both go on, nothing is owed."""
+    world.grow_to(50)
+    with world.live() as first:
+        world.process(first, 50)
+        with world.live() as second:
+            while len(first.assignment()) != 2 or len(second.assignment()) != 2:
+                assert second.poll(0.2) is None
+                assert first.poll(0.2) is None
+            assert set(first.assignment()).isdisjoint(second.assignment())
+            assert first.jumped == second.jumped == []
+    assert world.kafka.cluster().members(world.group) == ()
+
+
+def test_another_programs_commits_are_not_touched(world):
+    """Foreign metadata in the group is an error before joining: no member was seen, nothing was committed."""
+    from confluent_kafka import Consumer, TopicPartition  # noqa: PLC0415
+
+    other = Consumer({"bootstrap.servers": world.kafka.bootstrap_servers, "group.id": world.group})
+    other.commit(offsets=[TopicPartition(world.topic, 3, 0, "their own words")], asynchronous=False)
+    other.close()
+    with pytest.raises(ForeignCommitError, match="their own words"), world.live() as consumer:
+        consumer.poll(0.0)
+    assert world.kafka.cluster().members(world.group) == ()
+    assert world.kafka.cluster().commits(world.group, [world.tp])[world.tp].metadata == "their own words"
+
+
+@pytest.mark.parametrize(
+    ("session_seconds", "budget", "says"),
+    [
+        (0.5, 60, "outside what the broker allows"),
+        (3_600, 7_200, "outside what the broker allows"),
+        (20, 10, "below the session timeout"),
+    ],
+)
+def test_timeouts_the_broker_or_reason_refuse_end_before_joining(world, session_seconds, budget, says):
+    """The broker's own limits are read and compared before anything is joined."""
+    kafka = kl.KafkaLivenessResource(
+        bootstrap_servers=world.kafka.bootstrap_servers, session_timeout_seconds=session_seconds
+    )
+    with pytest.raises(InvalidSettingError, match=says):
+        kafka.consumer(topics=[world.topic], group_id=world.group, max_batch_seconds=budget)
+
+
+def test_members_that_come_and_go_owe_nothing(world):
+    """Handovers, however many, are no crashes: no commit fails, nothing is skipped, every offset is committed once."""
+    world.grow_to(2_000)
+    jumped, ranges, failed, done = [], [], [], threading.Event()
+
+    def consume(batches):
+        try:
+            with world.live(max_poll_records=20) as consumer:
+                for _ in range(batches):
+                    if (batch := consumer.poll(0.3)) is not None:
+                        consumer.commit(batch)
+                        ranges.extend(world.spans(batch.ranges))
+                jumped.extend(consumer.jumped)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            failed.append(error)
+
+    def come_and_go(batches):
+        while not done.is_set():
+            consume(batches)
+
+    members = [threading.Thread(target=come_and_go, args=(batches,)) for batches in (3, 5, 7)]
+    for member in members:
+        member.start()
+    deadline = time.monotonic() + 120
+    while sum(end - start for start, end in list(ranges)) < 2_000 and not failed and time.monotonic() < deadline:
+        done.wait(0.2)
+    done.set()
+    for member in members:
+        member.join()
+    assert (failed, jumped) == ([], [])
+    assert sorted(ranges) == [(n, n + 20) for n in range(0, 2_000, 20)]
+
+
+def test_a_topic_made_anew_under_a_live_member_is_an_error(world, services):
+    """Deleted and created again while a member is at work: the offsets are of another log, and it says so."""
+    from confluent_kafka.admin import AdminClient, NewTopic  # noqa: PLC0415
+
+    world.grow_to(30)
+    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+    gone = "committed at 30 but its log ends at|deleted, or is being made anew"  # as soon as either is seen
+    with pytest.raises((TopicRecreatedError, TopicNotFoundError), match=gone), world.live() as consumer:
+        world.process(consumer, 30)
+        admin.delete_topics([world.topic])[world.topic].result()
+        while world.topic in admin.list_topics(timeout=5).topics:
+            pass
+        admin.create_topics([NewTopic(world.topic, 4, 1)])[world.topic].result()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            consumer.poll(0.2)

@@ -1,0 +1,137 @@
+"""SIGKILL of a run worker while Spark writes its batch: the dead client's operation goes on without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from uuid import uuid4
+
+import dagster as dg
+import grpc
+import pytest
+from pyspark.sql.connect.proto import base_pb2 as pb2
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.spark.session import connect
+
+WORKER = """
+import sys
+import dagster as dg
+import kafka_liveness_dagster as kl
+
+topic, group, table, servers, remote = sys.argv[1:]
+
+def told(stages, inflight_tasks, operation_id, done):
+    if inflight_tasks and not done:
+        print("writing", operation_id, flush=True)
+
+@kl.kafka_asset(topics=[topic], group_id=group, table=table, enable_parallel_rebalance=True, max_poll_records=70)
+def orders(batch):
+    print("batch", flush=True)
+    batch.sparkSession.registerProgressHandler(told)
+    nap = "if(offset < 70, '', java_method('java.lang.Thread', 'sleep', 100L))"
+    return batch.selectExpr("topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by")
+
+resources = {
+    "kafka": kl.KafkaLivenessResource(bootstrap_servers=servers, session_timeout_seconds=2),
+    "spark": kl.SparkConnectResource(remote=remote),
+}
+defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))
+defs.resolve_job_def("orders_job").execute_in_process(instance=dg.DagsterInstance.get())
+"""
+
+
+@pytest.fixture
+def instance(tmp_path, monkeypatch):
+    """Dagster's records in a folder that the worker process shares."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
+        yield found
+
+
+def orders_asset(topic, group, table, services):
+    """The code location after the crash: the same names, rows marked as written by the living."""
+
+    @kl.kafka_asset(topics=[topic], group_id=group, table=table, enable_parallel_rebalance=True, idle_seconds=0.5)
+    def orders(batch):
+        return batch.selectExpr("topic", "partition", "offset", "'alive' AS written_by")
+
+    kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=2)
+    resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+    return orders, dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources)), kafka
+
+
+def await_end(remote, operation):
+    """Wait until an operation that its client left on the server has ended, whatever came of it."""
+    session = connect(remote)
+    request = pb2.ReattachExecuteRequest(session_id=session.client._session_id, operation_id=operation)
+    request.user_context.user_id = "worker"
+    with suppress(grpc.RpcError):
+        for _ in session.client._stub.ReattachExecute(request, metadata=session.client._builder.metadata(), timeout=60):
+            pass
+    session.stop()
+
+
+def kill_while_writing(arguments, env):
+    """Run the worker until Spark writes its second batch, and kill it there; the operation left behind."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, *arguments], stdout=subprocess.PIPE, text=True, env=env
+    ) as child:
+        batches, operation = 0, None
+        for line in child.stdout:
+            word, *rest = line.split()
+            batches += word == "batch"
+            if word == "writing" and batches == 2:
+                operation = rest[0]
+                break
+        child.kill()
+    assert operation, "the worker ended before its second batch was written"
+    return operation
+
+
+def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, instance):  # noqa: PLR0917
+    """Committed 70, killed while 70-100 is written, log end 120: fresh at once, caught up, each offset once."""
+    topic, group = make_topic(), f"etl-{uuid4().hex[:8]}"
+    produce(services.bootstrap_servers, topic, 0, map(str, range(100)))
+    remote = f"{services.spark_remote};user_id=worker;session_id={uuid4()}"
+    arguments = [topic, group, table, services.bootstrap_servers, remote]
+    operation = kill_while_writing(arguments, {**os.environ})
+    produce(services.bootstrap_servers, topic, 0, map(str, range(20)))
+    [dead] = instance.get_runs()
+    instance.report_run_failed(dead)  # as the code server does for a worker that died
+
+    orders, defs, kafka = orders_asset(topic, group, table, services)
+
+    def tick():
+        with dg.build_sensor_context(instance=instance, resources={"kafka": kafka}, sensor_name="orders_group") as ctx:
+            return orders.sensor.evaluate_tick(ctx)
+
+    first = tick()
+    assert [request.job_name for request in first.run_requests] == ["orders_job"]
+    assert "crashed" in first.run_requests[0].tags["kafka_liveness/cause"]
+    live = defs.resolve_job_def("orders_job").execute_in_process(instance=instance)
+    [owed] = live.asset_materializations_for_node("orders")[0].metadata["crash_lag_found"].records
+    assert (owed.data["offsets"], owed.data["size"]) == ("70-120", 50)
+
+    second = tick()
+    assert second.run_requests == [], "nothing is behind"
+    [added] = second.dynamic_partitions_requests
+    key = f"{topic}:0:70-120"
+    assert added.partition_keys == [key]
+    assert [event.partition for event in second.asset_events if event.partition] == [key]
+    instance.add_dynamic_partitions(added.partitions_def_name, added.partition_keys)
+    assert tick().dynamic_partitions_requests == [], "a tick repeated adds nothing"
+
+    backfill = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(instance=instance, partition_key=key)
+    assert backfill.success
+    await_end(remote, operation)
+    found = [(row["offset"], row["written_by"]) for row in rows(table)]
+    assert found == [(n, "dead") for n in range(70)] + [(n, "alive") for n in range(70, 120)]
+    assert instance.get_materialized_partitions(orders.crash_lag.key) == {key}
+
+    again = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(instance=instance, partition_key=key)
+    [event] = again.asset_materializations_for_node("orders_crash_lag")
+    assert event.metadata["state"].text == "was done before this run"

@@ -1,0 +1,348 @@
+"""Writing the same range again leaves the same rows, whoever else writes at the same time."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError, WriteConflictError
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.source import read
+
+
+def orders(start, end, partition=3):
+    """A range of one topic."""
+    return OffsetRange("orders", partition, start, end)
+
+
+def frame(session, *ranges, by="first", tasks=2):
+    """Rows of ranges that say who wrote them."""
+    parts = [
+        session.range(r.start, r.end, 1, tasks).selectExpr(
+            f"'{r.topic}' AS topic", f"{r.partition} AS partition", "id AS offset", f"'{by}' AS written_by"
+        )
+        for r in ranges
+    ]
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.unionByName(part)
+    return whole
+
+
+def put(session, table, *ranges, by="first", **options):
+    """Write one row for each offset of the ranges."""
+    return write(session, table, ranges, lambda: frame(session, *ranges, by=by), **options)
+
+
+def held(found):
+    """``{(partition, offset): {who wrote it: how many rows}}``."""
+    out: dict[tuple[int, int], Counter[str]] = {}
+    for row in found:
+        out.setdefault((row["partition"], row["offset"]), Counter())[row["written_by"]] += 1
+    return out
+
+
+def once(by, start, end, partition=3):
+    """What is held when ``by`` wrote these offsets, one row each."""
+    return {(partition, offset): {by: 1} for offset in range(start, end)}
+
+
+@pytest.fixture
+def topic(services, make_topic, produce):
+    """A topic of 120 records."""
+    name = make_topic()
+    produce(services.bootstrap_servers, name, 0, (f"order {n}" for n in range(120)))
+    return name
+
+
+def test_exactly_the_records_of_the_range_are_in_the_table(services, spark, topic, table, rows):
+    """From Kafka to a table that did not exist: each offset of the batch once, with its value."""
+    ranges = [OffsetRange(topic, 0, 70, 120)]
+    kafka = {"kafka.bootstrap.servers": services.bootstrap_servers}
+    done = write(
+        spark,
+        table,
+        ranges,
+        lambda: read(spark, ranges, kafka).selectExpr("topic", "partition", "offset", "cast(value AS string) AS value"),
+    )
+    assert [(row["offset"], row["value"]) for row in rows(table)] == [(n, f"order {n}") for n in range(70, 120)]
+    assert (done.rows, done.attempts, done.rewritten) == (50, 1, False)
+    assert spark.sql(f"SELECT count(*) FROM {table} VERSION AS OF {done.snapshot_id}").first()[0] == 50
+    told = spark.sql(f"SELECT summary['kafka-liveness.ranges'] FROM {table}.snapshots").first()[0]
+    assert told == f"{topic}:0:70-120"
+
+
+def test_a_replay_replaces_itself(spark, table, rows):
+    """The same range again: the same offsets, each once, by the later writer; the neighbours stay."""
+    put(spark, table, orders(70, 100))
+    put(spark, table, orders(100, 120))
+    done = put(spark, table, orders(70, 100), by="replay")
+    assert held(rows(table)) == once("replay", 70, 100) | once("first", 100, 120)
+    assert (done.attempts, done.rewritten) == (1, False)
+
+
+def test_no_rows_still_clear_the_range(spark, table, rows):
+    """A transform that gives nothing for a range replaces what was there by nothing."""
+    put(spark, table, orders(70, 100), orders(100, 120))
+    done = write(spark, table, [orders(70, 120)], lambda: frame(spark, orders(70, 120)).where("offset < 0"))
+    assert (rows(table), done.rows) == ([], 0)
+    empty = spark.createDataFrame([], frame(spark, orders(0, 1)).schema)
+    assert write(spark, table, [orders(70, 120)], lambda: empty).rows == 0
+
+
+def test_disjoint_ranges_of_one_partition_commit_side_by_side(spark, table, rows):
+    """The live lane and a catch-up lane do not meet: both commits pass at the first attempt."""
+    put(spark, table, orders(0, 10))
+
+    def while_the_other_commits():
+        assert put(spark, table, orders(120, 190), by="live").attempts == 1
+        return frame(spark, orders(70, 120), by="catch-up")
+
+    assert write(spark, table, [orders(70, 120)], while_the_other_commits).attempts == 1
+    assert held(rows(table)) == once("first", 0, 10) | once("catch-up", 70, 120) | once("live", 120, 190)
+
+
+@pytest.mark.parametrize(
+    ("begun", "other", "rewritten"),
+    [
+        (True, (70, 120), False),
+        (True, (80, 90), False),
+        (True, (60, 130), True),
+        (False, (70, 120), False),
+        (False, (60, 130), True),
+    ],
+)
+def test_a_range_written_meanwhile_is_replaced(spark, table, rows, begun, other, rewritten):  # noqa: PLR0917
+    """What somebody commits to our offsets after our snapshot is seen, and replaced at the second attempt.
+
+    ``begun`` is False where the table does not exist when we look.
+    """
+    if begun:
+        put(spark, table, orders(0, 10))
+    others = [orders(*other)]
+
+    def make():
+        while others:
+            put(spark, table, others.pop(), by="other")
+        return frame(spark, orders(70, 120), by="ours")
+
+    done = write(spark, table, [orders(70, 120)], make)
+    expected = (once("first", 0, 10) if begun else {}) | once("other", *other) | once("ours", 70, 120)
+    assert held(rows(table)) == expected
+    assert done.attempts == 2 + rewritten
+    assert done.rewritten == rewritten
+
+
+def test_who_may_not_go_on_writes_nothing_after_a_conflict(spark, table, rows):
+    """A fenced owner that loses the race does not begin again: its successor's rows stay."""
+    put(spark, table, orders(0, 10))
+    fenced = threading.Event()
+
+    def may_go_on():
+        if fenced.is_set():
+            raise PermissionError("fenced")
+
+    def make():
+        put(spark, table, orders(70, 120), by="new owner")
+        spark.sql("SELECT 1").collect()
+        return frame(spark, orders(70, 100), by="old owner")
+
+    calls = iter(range(100))
+
+    def fence_at_the_second_attempt():
+        if next(calls) == 4:
+            fenced.set()
+        may_go_on()
+
+    with pytest.raises(PermissionError):
+        write(spark, table, [orders(70, 100)], make, may_go_on=fence_at_the_second_attempt)
+    assert held(rows(table)) == once("first", 0, 10) | once("new owner", 70, 120)
+
+
+def test_a_writer_that_never_wins_says_so(spark, table, rows):
+    """The attempts are bounded, the error says how many, and the winner's rows stay."""
+
+    def make():
+        put(spark, table, orders(70, 100), by="other")
+        return frame(spark, orders(70, 100), by="ours")
+
+    with pytest.raises(WriteConflictError, match=r"orders:3:70-100 of .* was refused 2 times in"):
+        write(spark, table, [orders(70, 100)], make, max_attempts=2)
+    assert held(rows(table)) == once("other", 70, 100)
+
+
+def test_two_writers_at_the_same_moment(services, table, rows):
+    """Namespace, table and range made by two sessions at once: nobody fails, and one of them is what is held."""
+    ready = threading.Barrier(2)
+
+    def go(by):
+        session = connect(services.spark_remote)
+        ready.wait(20)
+        done = [put(session, table, orders(100 * n, 100 * n + 50), by=by) for n in range(3)]
+        session.stop()
+        return done
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(go, ["one", "two"]))
+    found = held(rows(table))
+    assert sorted(found) == [(3, n) for n in range(250) if n % 100 < 50]
+    assert all(sum(by.values()) == 1 for by in found.values())
+    for n in range(3):
+        assert len({tuple(found[3, 100 * n + k]) for k in range(50)}) == 1
+    assert all(not one.rewritten for lane in done for one in lane)
+
+
+def test_a_range_that_cuts_through_files_is_rewritten_exactly(spark, table, rows):
+    """The example: 70-100 written, crash, 70-120 again; then 80-90 is replayed out of the middle."""
+    put(spark, table, orders(0, 70))
+    put(spark, table, orders(70, 100))
+    whole = put(spark, table, orders(70, 120), by="second")
+    assert (whole.attempts, whole.rewritten) == (1, False)
+    done = put(spark, table, orders(80, 90), by="third")
+    assert held(rows(table)) == once("first", 0, 70) | once("second", 70, 120) | once("third", 80, 90)
+    assert (done.rows, done.attempts, done.rewritten) == (10, 2, True)
+    assert not put(spark, table, orders(80, 90), by="fourth").rewritten  # its rows are files of their own now
+    assert held(rows(table)) == once("first", 0, 70) | once("second", 70, 120) | once("fourth", 80, 90)
+
+
+def test_a_rewrite_keeps_none_one_and_many_rows_an_offset(spark, table, rows):
+    """Survivors are whole rows, not keys: duplicates, gaps, nulls and nested values stay as they are."""
+
+    def lines(start, end, by):
+        # offset n gives n % 3 rows
+        return frame(spark, orders(start, end), by=by).selectExpr(
+            "*", "explode(slice(array(0, 1), 1, int(offset % 3))) AS line", "named_struct('a', nullif(offset, 72)) AS s"
+        )
+
+    def expected(by, *offsets):
+        return {(n, line, by, None if n == 72 else n) for n in offsets for line in range(n % 3)}
+
+    write(spark, table, [orders(70, 120)], lambda: lines(70, 120, "first"))
+    done = write(spark, table, [orders(80, 90)], lambda: lines(80, 90, "second"))
+    found = rows(table)
+    got = {(row["offset"], row["line"], row["written_by"], row["s"]["a"]) for row in found}
+    assert got == expected("first", *range(70, 80), *range(90, 120)) | expected("second", *range(80, 90))
+    assert len(found) == len(got)
+    assert done.rewritten
+
+
+def test_only_the_partition_that_is_cut_is_widened(spark, table, rows):
+    """Several partitions in one batch: the aligned one and the unknown one are written as they are."""
+    put(spark, table, orders(0, 100, 0), orders(0, 100, 1))
+    done = put(spark, table, orders(40, 60, 0), orders(0, 100, 1), orders(0, 10, 2), by="second")
+    expected = once("first", 0, 40, 0) | once("second", 40, 60, 0) | once("first", 60, 100, 0)
+    assert held(rows(table)) == expected | once("second", 0, 100, 1) | once("second", 0, 10, 2)
+    assert done.rewritten
+
+
+def test_survivors_deleted_meanwhile_do_not_come_back(spark, table, rows):
+    """A row that somebody deletes between our snapshot and our rewrite stays deleted."""
+    put(spark, table, orders(70, 120))
+    calls = []
+
+    def make():
+        calls.append(1)
+        if len(calls) == 2:  # the attempt that rewrites
+            spark.sql(f"DELETE FROM {table} WHERE offset = 75").collect()
+        return frame(spark, orders(80, 90), by="second")
+
+    done = write(spark, table, [orders(80, 90)], make)
+    assert held(rows(table)) == {
+        key: by for key, by in (once("first", 70, 120) | once("second", 80, 90)).items() if key != (3, 75)
+    }
+    assert (done.attempts, done.rewritten) == (3, True)
+
+
+def test_compaction_in_between_changes_nothing(spark, table, rows):
+    """Files merged across batches while a batch is written: their rows are not lost and not doubled."""
+    for start in range(0, 100, 10):
+        put(spark, table, orders(start, start + 10))
+    calls = []
+
+    def make():
+        if not calls:
+            namespace = table.partition(".")[2]
+            calls.append(spark.sql(f"CALL lake.system.rewrite_data_files('{namespace}')").collect())
+        return frame(spark, orders(30, 40), by="second")
+
+    write(spark, table, [orders(30, 40)], make)
+    assert held(rows(table)) == once("first", 0, 100) | once("second", 30, 40)
+
+
+def test_any_sequence_of_batches_holds_each_offset_once(spark, table, rows):
+    """Batches with random boundaries in random order: the table is always what a dictionary would be."""
+    seed = random.randrange(10**6)  # noqa: S311
+    dice = random.Random(seed)  # noqa: S311
+    expected: dict[tuple[int, int], dict[str, int]] = {}
+    for number in range(8):
+        batch = []
+        for partition in dice.sample(range(3), dice.randint(1, 2)):
+            start = dice.randrange(80)
+            batch.append(orders(start, start + dice.randint(1, 40), partition))
+        put(spark, table, *batch, by=str(number))
+        for r in batch:
+            expected |= once(str(number), r.start, r.end, r.partition)
+        assert held(rows(table)) == expected, f"seed {seed}, batch {number}: {batch}"
+
+
+def test_rows_without_their_offsets_are_refused(spark, table):
+    """Rows that could not be replaced later are never written; nor is a table made for them."""
+    for broken in ("topic", "partition", "offset"):
+        with pytest.raises(TableSchemaError, match=f"must have {broken} "):
+            write(spark, table, [orders(70, 100)], lambda name=broken: frame(spark, orders(70, 100)).drop(name))
+    text = frame(spark, orders(70, 100)).selectExpr("topic", "string(partition)", "offset")
+    with pytest.raises(TableSchemaError, match=r"partition int \(is string\)"):
+        write(spark, table, [orders(70, 100)], lambda: text)
+    assert not spark.catalog.tableExists(table)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "message"),
+    [
+        ("(topic string, partition int) USING iceberg PARTITIONED BY (topic, partition)", "must have offset bigint"),
+        ("(topic string, partition int, offset bigint) USING iceberg", r"partitioned by \(\), not by \(topic, part"),
+        (
+            "(topic string, partition int, offset bigint) USING iceberg PARTITIONED BY (bucket(4, topic), partition)",
+            r"partitioned by \(topic_bucket, partition\), not",
+        ),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(spark, table, rows, ddl, message):
+    """A table of somebody else's making without the three columns or the partitioning: named, and left alone."""
+    spark.sql(f"CREATE NAMESPACE {table.rpartition('.')[0]}")
+    spark.sql(f"CREATE TABLE {table} {ddl}")
+    with pytest.raises(TableSchemaError, match=message):
+        put(spark, table, orders(70, 100))
+    assert rows(table) == []
+
+
+def test_a_row_of_another_batch_is_refused(spark, table, rows):
+    """A row outside of the ranges would survive every replay, so it is never written."""
+    put(spark, table, orders(70, 100))
+    with pytest.raises(RowsOutsideBatchError, match="orders:3:100, which is not in the batch"):
+        write(spark, table, [orders(70, 100)], lambda: frame(spark, orders(70, 101), by="second", tasks=1))
+    assert held(rows(table)) == once("first", 70, 100)
+
+
+def test_columns_come_and_go(spark, table, rows):
+    """A new column is added to the table, one that is gone is null, and a rewrite keeps the old values."""
+    put(spark, table, orders(70, 100))
+    wider = frame(spark, orders(80, 90), by="second").selectExpr("*", "1.5D AS `net price`").drop("written_by")
+    write(spark, table, [orders(80, 90)], lambda: wider)
+    found = {row["offset"]: (row["written_by"], row["net price"]) for row in rows(table)}
+    assert found == {n: (None, 1.5) if 80 <= n < 90 else ("first", None) for n in range(70, 100)}
+
+
+def test_a_name_that_is_no_table_and_an_empty_batch_are_refused(spark):
+    """Wrong settings are said before Spark is asked."""
+    with pytest.raises(InvalidSettingError, match=r"wanted catalog\.namespace\.table"):
+        put(spark, "orders; DROP TABLE x", orders(70, 100))
+    with pytest.raises(InvalidSettingError, match="no offset ranges"):
+        write(spark, "lake.shop.orders", [], lambda: frame(spark, orders(70, 100)))

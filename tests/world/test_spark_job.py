@@ -1,0 +1,289 @@
+"""Spark work is watched and stopped from another thread, and what a dead client left behind does no harm.
+
+A batch that is in flight for as long as a test wants: it reads to an offset that is not produced yet, so its task
+waits for the broker. Producing the missing records lets it end.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import grpc
+import pytest
+from pyspark.sql.connect.proto import base_pb2 as pb2
+
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.errors import SparkCancelledError
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.job import SparkJob, now_ms
+from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.source import read
+
+
+def until(condition, seconds=30.0):
+    """Look again and again until it is so, at most this long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def orders(services, make_topic, produce):
+    """``(topic, kafka options, produce more)``: partition 0 holds 100 records."""
+    topic = make_topic()
+
+    def more(count):
+        produce(services.bootstrap_servers, topic, 0, map(str, range(count)))
+
+    more(100)
+    return topic, {"kafka.bootstrap.servers": services.bootstrap_servers}, more
+
+
+@pytest.fixture
+def own(services):
+    """A session that is not the other tests'."""
+    session = connect(services.spark_remote)
+    yield session
+    session.stop()
+
+
+def put(session, table, topic, kafka, start, end, *, by, before_frame=lambda: None, **options):  # noqa: PLR0917
+    """Write one row for each offset of ``[start, end)``."""
+    ranges = [OffsetRange(topic, 0, start, end)]
+
+    def make():
+        before_frame()
+        return read(session, ranges, kafka).selectExpr("topic", "partition", "offset", f"'{by}' AS written_by")
+
+    return write(session, table, ranges, make, **options)
+
+
+def held(found):
+    """``[(offset, who wrote it)]``."""
+    return [(row["offset"], row["written_by"]) for row in found]
+
+
+def once(by, start, end):
+    """What is held when ``by`` wrote these offsets."""
+    return [(offset, by) for offset in range(start, end)]
+
+
+def test_a_cancelled_write_ends_at_once_and_changes_nothing(own, spark, orders, table, rows):
+    """Cancel from another thread: back within 2 s, the table as it was, and nothing more may start."""
+    topic, kafka, more = orders
+    put(spark, table, topic, kafka, 0, 70, by="first")
+    seen: list[tuple[int, int]] = []
+    job = SparkJob(own, lambda *counts: seen.append(counts))
+
+    def work():
+        with job:
+            put(own, table, topic, kafka, 70, 130, by="cancelled", may_go_on=job.check)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        until(lambda: (0, 1) in seen)
+        began = time.monotonic()
+        assert job.cancel()
+        assert time.monotonic() - began < 2
+        with pytest.raises(SparkCancelledError, match="the batch will be replayed"):
+            done.result(2)
+    with pytest.raises(SparkCancelledError, match="nothing more is started"):
+        job.check()
+    assert held(rows(table)) == once("first", 0, 70)
+    more(30)  # else the task waits on for its records, up to 120 s, in one of the server's two slots
+    assert put(own, table, topic, kafka, 70, 100, by="later").rows == 30  # the session lives on
+
+
+def test_cancelling_one_job_leaves_every_other_alone(own, spark, orders, table, rows):
+    """Neither another session's work nor another job of the same session is hit."""
+    topic, kafka, more = orders
+    put(spark, table, topic, kafka, 0, 10, by="first")
+    jobs = {"cancelled": SparkJob(own), "same session": SparkJob(own), "other session": SparkJob(spark)}
+    spans = {"cancelled": (10, 110), "same session": (110, 111), "other session": (111, 112)}
+    built = threading.Barrier(4)
+
+    def work(name, session):
+        with jobs[name] as job:
+            options = {"by": name, "may_go_on": job.check, "max_attempts": 1}
+            put(session, table, topic, kafka, *spans[name], before_frame=lambda: built.wait(30), **options)
+
+    with ThreadPoolExecutor(3) as pool:
+        sessions = (("cancelled", own), ("same session", own), ("other session", spark))
+        done = {name: pool.submit(work, name, session) for name, session in sessions}
+        built.wait(30)
+        assert jobs["cancelled"].cancel(10)
+        more(12)
+        with pytest.raises(SparkCancelledError):
+            done["cancelled"].result(30)
+        done["same session"].result(30)
+        done["other session"].result(30)
+    assert held(rows(table)) == [*once("first", 0, 10), (110, "same session"), (111, "other session")]
+
+
+def test_cancel_between_two_operations_stops_the_next(own, orders, table):
+    """Cancelled while no operation runs: the next one is never sent, and the table is not even made."""
+    topic, kafka, _ = orders
+    job = SparkJob(own)
+
+    def cancel():
+        assert not job.cancel(0)  # its own thread is inside: it has not ended yet
+
+    with pytest.raises(SparkCancelledError), job:
+        put(own, table, topic, kafka, 70, 100, by="cancelled", before_frame=cancel, may_go_on=job.check)
+    assert not own.catalog.tableExists(table)
+
+
+def test_a_job_cancelled_before_it_began_never_begins(own):
+    """No thread has entered: cancel has nothing to wait for, and entering raises."""
+    job = SparkJob(own)
+    assert job.cancel()
+    with pytest.raises(SparkCancelledError), job:
+        pytest.fail("entered")
+
+
+def test_a_cancelled_job_never_looks_like_success(own):
+    """Even when the work was done before the cancel arrived."""
+    with pytest.raises(SparkCancelledError), SparkJob(own) as job:
+        job.cancel(0)
+
+
+def test_another_error_stays_what_it_is(own):
+    """A failed transform is not taken for a cancelled one."""
+    with pytest.raises(ZeroDivisionError), SparkJob(own):
+        raise ZeroDivisionError
+    with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"), SparkJob(own):
+        own.table("lake.nowhere.nothing").collect()
+
+
+@pytest.mark.parametrize("delay_ms", [0, 40, 120, 250, 500, 900])
+def test_cancel_at_any_moment_leaves_the_table_unchanged_or_exact(own, spark, table, rows, delay_ms):
+    """All of the batch or nothing of it, however far the write has come."""
+    ranges = [OffsetRange("orders", 3, 0, 200)]
+
+    def frame(session, by):
+        sql = "'orders' AS topic", "3 AS partition", "id AS offset", f"'{by}' AS written_by"
+        return lambda: session.range(0, 200).selectExpr(*sql)
+
+    write(spark, table, ranges, frame(spark, "first"))
+    job = SparkJob(own)
+    timer = threading.Timer(delay_ms / 1000, job.cancel)
+    try:
+        with job:
+            timer.start()
+            for _ in range(20):
+                write(own, table, ranges, frame(own, "second"), may_go_on=job.check)
+    except SparkCancelledError:
+        pass
+    timer.join()
+    assert held(rows(table)) in (once("first", 0, 200), once("second", 0, 200))
+
+
+def test_progress_is_told_while_tasks_finish(own, orders, table):
+    """Counts of finished and all tasks arrive during the operation; a task that waits is no progress."""
+    topic, kafka, more = orders
+    seen: list[tuple[int, int]] = []
+    ranges = [OffsetRange(topic, 0, 0, 130)]
+
+    with SparkJob(own, lambda *counts: seen.append(counts)) as job, ThreadPoolExecutor(1) as pool:
+
+        def let_it_end():
+            until(lambda: (2, 3) in seen or (1, 2) in seen)
+            still = job.last_progress_ms
+            count = len(seen)
+            until(lambda: len(seen) > count + 1)
+            assert job.last_progress_ms == still
+            more(30)
+
+        ending = pool.submit(let_it_end)
+        began = now_ms()
+        rows = read(own, ranges, kafka, min_partitions=3).count()
+        ending.result(30)
+        assert job.last_progress_ms > began
+    assert rows == 130
+
+
+ZOMBIE = """
+import sys
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.source import read
+
+ExecutePlanResponseReattachableIterator._release_until = lambda *_: None  # the test wants to read all answers
+
+def told(stages, inflight_tasks, operation_id, done):
+    if inflight_tasks and not done:
+        print(operation_id, flush=True)
+
+topic, bootstrap, remote, table = sys.argv[1:]
+session, ranges = connect(remote), [OffsetRange(topic, 0, 70, 130)]
+session.registerProgressHandler(told)
+frame = read(session, ranges, {"kafka.bootstrap.servers": bootstrap})
+write(session, table, ranges, lambda: frame.selectExpr("topic", "partition", "offset", "'zombie' AS written_by"))
+"""
+
+
+@pytest.fixture
+def zombie(services, spark, orders, table):
+    """A client that is SIGKILLed while its 70-130 is being written.
+
+    What it gives waits for the operation that is left on the server and tells its error, or None.
+    """
+    topic, kafka, _ = orders
+    put(spark, table, topic, kafka, 0, 70, by="first")
+    remote = f"{services.spark_remote};user_id=zombie;session_id={uuid4()}"
+    command = [sys.executable, "-c", ZOMBIE, topic, services.bootstrap_servers, remote, table]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as client:
+        operation = client.stdout.readline().strip()
+        client.kill()
+    assert operation
+    session = connect(remote)
+    yield partial(_outcome, session.client, operation)
+    session.stop()
+
+
+def _outcome(client, operation):
+    request = pb2.ReattachExecuteRequest(session_id=client._session_id, operation_id=operation)
+    request.user_context.user_id = "zombie"
+    try:
+        for _ in client._stub.ReattachExecute(request, metadata=client._builder.metadata(), timeout=60):
+            pass
+    except grpc.RpcError as error:
+        return str(error)
+    return None
+
+
+def test_a_dead_clients_write_is_refused_after_its_successors(zombie, spark, orders, table, rows):
+    """The new owner committed first: what the dead client still had in flight is thrown away by the table."""
+    topic, kafka, more = orders
+    assert put(spark, table, topic, kafka, 60, 100, by="new owner", max_attempts=3).rows == 40
+    more(60)
+    assert "Found conflicting files" in zombie()
+    assert held(rows(table)) == once("first", 0, 60) + once("new owner", 60, 100)
+    put(spark, table, topic, kafka, 100, 160, by="new owner")
+    assert held(rows(table)) == once("first", 0, 60) + once("new owner", 60, 160)
+
+
+@pytest.mark.parametrize("end", [160, 100], ids=["all of it is written again", "a part is written again"])
+def test_a_dead_clients_write_that_lands_in_between_is_replaced(zombie, spark, orders, table, rows, end):  # noqa: PLR0917
+    """It committed after the new owner's snapshot: seen as a conflict, replaced, exact."""
+    topic, kafka, more = orders
+    released = []
+
+    def release():
+        if not released:
+            released.append(more(60))
+            assert zombie() is None
+
+    done = put(spark, table, topic, kafka, 70, end, by="new owner", before_frame=release)
+    assert held(rows(table)) == once("first", 0, 70) + once("new owner", 70, end) + once("zombie", end, 130)
+    assert done.attempts > 1

@@ -1,0 +1,74 @@
+"""A Spark Connect server that is away is told in seconds."""
+
+from __future__ import annotations
+
+import gc
+import re
+import socket
+import time
+import weakref
+
+import pytest
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.spark.errors import SparkUnreachableError
+from kafka_liveness_dagster.spark.session import connect
+
+
+def test_each_caller_has_a_session_of_its_own(services):
+    """Two callers share nothing: a setting of one is not seen by the other."""
+    one, other = connect(services.spark_remote), connect(services.spark_remote)
+    one.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    assert other.conf.get("spark.sql.session.timeZone") != "Asia/Tokyo"
+    one.stop()
+    assert other.range(3).count() == 3
+    other.stop()
+
+
+def test_an_unreachable_server_is_named_in_time():
+    """Nobody listens: an error with the address and the remedy, within the time given."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(
+        SparkUnreachableError, match=f"no Spark Connect server.*localhost:{port}.*kafka-liveness up"
+    ) as e:
+        connect(f"sc://localhost:{port}/;token=s3cr3t", timeout_seconds=2)
+    assert time.monotonic() - began < 5
+    assert "s3cr3t" not in str(e.value)
+
+
+def test_a_server_that_accepts_and_says_nothing_is_named_in_time():
+    """A listener that never speaks gRPC (a stuck JVM, another program) is unreachable too."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(SparkUnreachableError, match="no Spark Connect server answered"):
+            connect(f"sc://localhost:{silent.getsockname()[1]}", timeout_seconds=2)
+        assert time.monotonic() - began < 5
+
+
+def test_a_wrong_token_is_named_and_never_shown(services):
+    """The server refuses us at once; the message has the address, not the token."""
+    remote = re.sub(r"token=.*", "token=s3cr3t", services.spark_remote)
+    began = time.monotonic()
+    with pytest.raises(SparkUnreachableError, match=r"token=\*\*\*.*[Tt]oken.*check the token") as e:
+        connect(remote)
+    assert time.monotonic() - began < 5
+    assert "s3cr3t" not in str(e.value)
+
+
+def test_what_is_no_spark_connect_url_is_refused_at_once():
+    """A wrong scheme is a wrong setting, not an unreachable server."""
+    with pytest.raises(InvalidSettingError, match="wanted sc://host:port"):
+        connect("spark://localhost:7077")
+
+
+def test_a_forgotten_session_is_not_collected(services):
+    """Its ``__del__`` can wait for ever inside another session's call, so it must never run."""
+    session = connect(services.spark_remote)
+    session.stop()
+    forgotten = weakref.ref(session)
+    del session
+    gc.collect()
+    assert forgotten() is not None

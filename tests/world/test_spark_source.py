@@ -1,0 +1,87 @@
+"""Spark reads exactly the planned ranges."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.source import read
+
+
+def _offsets(frame):
+    return sorted((row["partition"], row["offset"]) for row in frame.select("partition", "offset").collect())
+
+
+@pytest.fixture
+def orders(services, make_topic, produce):
+    """A topic of two partitions with 120 and 50 records."""
+    topic = make_topic(2)
+    for partition, count in ((0, 120), (1, 50)):
+        produce(services.bootstrap_servers, topic, partition, map(str, range(count)))
+    return topic, {"kafka.bootstrap.servers": services.bootstrap_servers}
+
+
+def test_exactly_the_ranges_are_read(spark, orders):
+    """Ends are exclusive, partitions that were not asked for are left alone."""
+    topic, kafka = orders
+    assert _offsets(read(spark, [OffsetRange(topic, 0, 70, 120)], kafka)) == [(0, n) for n in range(70, 120)]
+
+
+def test_several_ranges_of_one_partition_are_read_once(spark, orders):
+    """Ranges apart, touching and overlapping, beside another partition's, give each offset once."""
+    topic, kafka = orders
+    ranges = [
+        OffsetRange(topic, 0, 5, 10),
+        OffsetRange(topic, 1, 0, 3),
+        OffsetRange(topic, 0, 70, 100),
+        OffsetRange(topic, 0, 90, 120),
+        OffsetRange(topic, 0, 10, 12),
+    ]
+    expected = [(0, n) for n in (*range(5, 12), *range(70, 120))] + [(1, n) for n in range(3)]
+    assert _offsets(read(spark, ranges, kafka)) == expected
+    assert _offsets(read(spark, ranges, kafka, min_partitions=6)) == expected
+
+
+def test_min_partitions_splits_a_range_into_tasks(spark, orders):
+    """One big range of one partition can be read by several tasks."""
+    topic, kafka = orders
+    frame = read(spark, [OffsetRange(topic, 0, 0, 120)], kafka, min_partitions=4)
+    assert frame.selectExpr("spark_partition_id() AS task").distinct().count() == 4
+
+
+def test_expired_data_is_an_error_and_never_a_gap(spark, services, orders):
+    """A range that starts below the log start fails: what is gone is not taken for nothing."""
+    from confluent_kafka import TopicPartition  # noqa: PLC0415
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    topic, kafka = orders
+    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(topic, 0, 80)]).values():
+        future.result(timeout=20)
+    with pytest.raises(Exception, match=r"(?i)fail.*data|data.*lost|out of range"):
+        read(spark, [OffsetRange(topic, 0, 70, 120)], kafka).collect()
+
+
+def test_aborted_records_are_not_read(spark, services, make_topic):
+    """What a producer took back is not part of a range, and the holes that leaves do not hang the reader."""
+    from confluent_kafka import Producer  # noqa: PLC0415
+
+    topic = make_topic()
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(20)
+    for keep in (True, False):
+        producer.begin_transaction()
+        producer.produce(topic, b"kept" if keep else b"aborted", partition=0)
+        producer.flush(20)
+        (producer.commit_transaction if keep else producer.abort_transaction)(20)
+    frame = read(spark, [OffsetRange(topic, 0, 0, 4)], {"kafka.bootstrap.servers": services.bootstrap_servers})
+    assert [row["value"] for row in frame.collect()] == [b"kept"]
+
+
+def test_nothing_to_read_and_nowhere_to_read_from_are_refused(spark):
+    """An empty batch or missing brokers are wrong settings, said before Spark is asked."""
+    with pytest.raises(InvalidSettingError, match="no offset ranges"):
+        read(spark, [], {"kafka.bootstrap.servers": "localhost:9092"})
+    with pytest.raises(InvalidSettingError, match=r"kafka\.bootstrap\.servers"):
+        read(spark, [OffsetRange("orders", 0, 70, 120)], {})
