@@ -68,7 +68,8 @@ class Member:
         self._lock = threading.RLock()
         self._closed = False
         self._incremental = "cooperative" in str(config["partition.assignment.strategy"])
-        self._client = Consumer(config, logger=quiet_log)
+        logger = None if "debug" in config else quiet_log  # which would hear of a stall only with the next poll
+        self._client = Consumer(config, logger=logger)
         self._client.subscribe(
             list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
