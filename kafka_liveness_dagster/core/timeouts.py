@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 
@@ -20,7 +21,6 @@ DEFAULT_SESSION_SECONDS = 10.0  # KIP-62; Java raised its own default to 45 s in
 DEFAULT_BUDGET_SECONDS = 300.0  # KIP-62: max.poll.interval.ms = 5 min
 MAX_BUDGET_SECONDS = 86_400.0  # librdkafka's ceiling for max.poll.interval.ms
 _DEFAULT_HEARTBEAT_MS = 3_000
-_HEARTBEATS_PER_SESSION = 3
 
 
 class RunBudgetSpentError(KafkaLivenessError):
@@ -48,21 +48,39 @@ class BrokerLimits:
 
 
 @dataclass(frozen=True)
+class GroupTimeouts:
+    """What the broker's group config says: ``consumer.session.timeout.ms``, ``consumer.heartbeat.interval.ms``."""
+
+    session_ms: int
+    heartbeat_ms: int
+
+
+@dataclass(frozen=True)
 class Timeouts:
     """What the member tells the broker and the watchdog enforces, in milliseconds.
 
-    ``process_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told (KIP-62).
+    ``process_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told (KIP-62). Under
+    ``protocol="consumer"`` (KIP-848) session and heartbeat are the broker's: known here, never sent.
     """
 
     session_ms: int
     heartbeat_ms: int
     process_ms: int
     budget: Budget
+    protocol: Literal["classic", "consumer"] = "classic"
+
+    @property
+    def request_ms(self) -> int:
+        """The member's ``socket.timeout.ms`` unless the user sets one: ``check_request_timeout`` says why half."""
+        return min(self.session_ms // 2, 60_000)  # librdkafka's own default
 
     def __str__(self) -> str:
+        raised = self.process_ms > round(self.budget.seconds * 1000)
+        why = f" {self.budget.seconds:g} s, raised to the session timeout" if raised else ""
+        whose = " (the broker's group config)" if self.protocol == "consumer" else ""
         return (
-            f"poll interval {self.process_ms / 1000:g} s: {self.budget.source}; session timeout "
-            f"{self.session_ms / 1000:g} s, heartbeat every {self.heartbeat_ms / 1000:g} s"
+            f"poll interval {self.process_ms / 1000:g} s: {self.budget.source}{why}; session timeout "
+            f"{self.session_ms / 1000:g} s, heartbeat every {self.heartbeat_ms / 1000:g} s{whose}"
         )
 
 
@@ -113,9 +131,10 @@ def first_budget(
 def _check_budget(budget: Budget) -> None:
     if not (math.isfinite(budget.seconds) and 0 < budget.seconds <= MAX_BUDGET_SECONDS):
         raise InvalidSettingError(
-            f"run budget {budget} must be above 0 and at most {MAX_BUDGET_SECONDS:g} s (24 h). An endless poll "
-            "interval, as Kafka Streams once had with Integer.MAX_VALUE, lets a hung batch hold its partitions "
-            "for ever: set max_batch_seconds to the longest a healthy batch takes"
+            f"run budget {budget.seconds:,.10g} s ({budget.source}) must be above 0 and at most "
+            f"{MAX_BUDGET_SECONDS:,g} s (24 h). An endless poll interval, as Kafka Streams once had with "
+            "Integer.MAX_VALUE (2,147,483,647 ms, 24.9 days), lets a hung batch hold its partitions for ever: set "
+            "max_batch_seconds to the seconds that the longest healthy batch takes"
         )
 
 
@@ -125,36 +144,80 @@ def derive(
     session_seconds: float | None,
     heartbeat_seconds: float | None,
     limits: BrokerLimits,
+    group: GroupTimeouts | None = None,
 ) -> Timeouts:
     """Session, heartbeat and process timeout of a member with this budget (KIP-62, Public Interfaces).
 
     A session timeout that nobody set follows a short budget down, never below the broker's minimum.
+    With ``group`` (KIP-848; None for the classic protocol) session and heartbeat are the broker's, not the user's.
     The process timeout is the larger of budget and session timeout, as KIP-62 wants it.
 
     Raises:
         InvalidSettingError: settings that contradict each other or the broker.
     """
-    session_ms = _session_ms(budget, session_seconds, limits)
+    if group is None:
+        session_ms = _session_ms(budget, session_seconds, limits)
+        heartbeat_ms = _heartbeat_ms(session_ms, heartbeat_seconds)
+    else:
+        session_ms, heartbeat_ms = group.session_ms, group.heartbeat_ms
+        _check_group(group, session_seconds, heartbeat_seconds)
+    if session_ms > MAX_BUDGET_SECONDS * 1000:
+        raise InvalidSettingError(
+            f"session timeout {session_ms:,} ms is above 24 h, {MAX_BUDGET_SECONDS * 1000:,.0f} ms, the longest poll "
+            "interval: lower it, on the broker if it is the broker's"
+        )
     return Timeouts(
         session_ms=session_ms,
-        heartbeat_ms=_heartbeat_ms(session_ms, heartbeat_seconds),
+        heartbeat_ms=heartbeat_ms,
         process_ms=max(session_ms, round(budget.seconds * 1000)),
         budget=budget,
+        protocol="classic" if group is None else "consumer",
     )
+
+
+def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
+    """Refuse a ``socket.timeout.ms`` with which one connection that dies silently costs the membership; None is fine.
+
+    JoinGroup does not care: librdkafka waits ``max.poll.interval.ms`` + 3 s for it (KIP-266). But no second heartbeat
+    is sent while the first, or FindCoordinator after it, waits on a dead connection (KIP-735, Motivation). Of 16
+    members with a 10 s session all were lost with librdkafka's default of 60 s, none with 5 s; under KIP-848 5 of 8.
+
+    Raises:
+        InvalidSettingError: heartbeat interval and request timeout do not fit into the session.
+    """
+    longest_ms = timeouts.session_ms - timeouts.heartbeat_ms
+    if request_ms is not None and request_ms >= longest_ms:
+        raise InvalidSettingError(
+            f"socket.timeout.ms {request_ms:,} and heartbeat interval {timeouts.heartbeat_ms:,} ms do not fit into "
+            f"the session timeout {timeouts.session_ms:,} ms: one silently dead connection would cost the membership. "
+            f"Set it below {longest_ms:,}, leave it unset ({timeouts.request_ms:,} is sent then), or raise the session"
+        )
+
+
+def _check_group(group: GroupTimeouts, session_seconds: float | None, heartbeat_seconds: float | None) -> None:
+    say = "kafka-configs --alter --entity-type groups --entity-name <group id> --add-config consumer."
+    if session_seconds is not None or heartbeat_seconds is not None:
+        raise InvalidSettingError(
+            f"session_timeout_seconds={session_seconds} and heartbeat_interval_seconds={heartbeat_seconds} cannot be "
+            f"sent with group.protocol=consumer (KIP-848): {group.session_ms:,} and {group.heartbeat_ms:,} ms of the "
+            f"broker's group config rule. Leave them unset, or change them there: {say}session.timeout.ms=<ms>"
+        )
+    _check_heartbeat(group.heartbeat_ms, group.session_ms, f"set it on the broker: {say}heartbeat.interval.ms=<ms>")
 
 
 def _session_ms(budget: Budget, session_seconds: float | None, limits: BrokerLimits) -> int:
     if session_seconds is None:
         wanted = round(min(DEFAULT_SESSION_SECONDS, budget.seconds) * 1000)
-        return min(max(wanted, limits.min_session_ms), limits.max_session_ms)
-    session_ms = _milliseconds("session timeout", session_seconds)
+        session_ms = min(max(wanted, limits.min_session_ms), limits.max_session_ms)
+    else:
+        session_ms = _milliseconds("session timeout", session_seconds)
     if not limits.min_session_ms <= session_ms <= limits.max_session_ms:
         raise InvalidSettingError(
             f"session timeout {session_ms:,} ms is outside what the broker allows, {limits.min_session_ms:,} to "
             f"{limits.max_session_ms:,} ms (group.min/max.session.timeout.ms): change session_timeout_seconds "
             "or the broker's limits"
         )
-    if not budget.capped and session_seconds > budget.seconds:
+    if session_seconds is not None and session_seconds > budget.seconds and not budget.capped:
         raise InvalidSettingError(
             f"poll interval {budget} is below the session timeout {session_seconds:g} s: a hung batch would be "
             "noticed before a dead process. Raise max_batch_seconds or lower session_timeout_seconds"
@@ -163,16 +226,21 @@ def _session_ms(budget: Budget, session_seconds: float | None, limits: BrokerLim
 
 
 def _heartbeat_ms(session_ms: int, heartbeat_seconds: float | None) -> int:
-    ceiling = session_ms // _HEARTBEATS_PER_SESSION
     if heartbeat_seconds is None:
-        return min(_DEFAULT_HEARTBEAT_MS, ceiling)
-    heartbeat_ms = _milliseconds("heartbeat interval", heartbeat_seconds)
+        heartbeat_ms = min(_DEFAULT_HEARTBEAT_MS, session_ms // 3)
+    else:
+        heartbeat_ms = _milliseconds("heartbeat interval", heartbeat_seconds)
+    _check_heartbeat(heartbeat_ms, session_ms, "set heartbeat_interval_seconds or session_timeout_seconds")
+    return heartbeat_ms
+
+
+def _check_heartbeat(heartbeat_ms: int, session_ms: int, remedy: str) -> None:
+    ceiling = session_ms // 3
     if not 0 < heartbeat_ms <= ceiling:
         raise InvalidSettingError(
             f"heartbeat interval {heartbeat_ms:,} ms must be above 0 and at most a third of the session timeout, "
-            f"{ceiling:,} of {session_ms:,} ms: one lost heartbeat must not cost the membership"
+            f"{ceiling:,} of {session_ms:,} ms: one lost heartbeat must not cost the membership. To mend it, {remedy}"
         )
-    return heartbeat_ms
 
 
 def _milliseconds(name: str, seconds: float) -> int:

@@ -13,18 +13,25 @@ from kafka_liveness_dagster.core.timeouts import (
     MAX_BUDGET_SECONDS,
     BrokerLimits,
     Budget,
+    GroupTimeouts,
     RunBudgetSpentError,
+    check_request_timeout,
     derive,
     first_budget,
 )
 
 APACHE = BrokerLimits(6_000, 1_800_000)
+KIP_848 = GroupTimeouts(45_000, 5_000)  # the broker's defaults
 NOTHING = dict.fromkeys(["argument", "op_tag", "asset_metadata", "run_remaining", "default"])
 SECONDS = st.none() | st.floats(-10, 100_000) | st.sampled_from([0.0, float("inf"), float("nan"), MAX_BUDGET_SECONDS])
 TYPED_SECONDS = st.none() | st.floats(-10, 4_000)  # what a person types; not a number is another test
 LIMITS = st.tuples(st.integers(100, 60_000), st.integers(0, 1_800_000)).map(
     lambda pair: BrokerLimits(pair[0], pair[0] + pair[1])
 )
+MILLISECONDS = st.integers(-10, 200_000_000)  # 55 hours
+ANY_LIMITS = st.builds(BrokerLimits, MILLISECONDS, MILLISECONDS)
+ANY_GROUP = st.builds(GroupTimeouts, MILLISECONDS, MILLISECONDS)
+USUAL_GROUP = st.builds(GroupTimeouts, st.integers(1_000, 60_000), st.integers(1, 20_000))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,16 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
         pytest.param({"op_tag": -1}, InvalidSettingError, r"-1 s \(op tag\)", id="negative"),
         pytest.param({"default": float("inf")}, InvalidSettingError, "inf s.*endless poll interval", id="endless"),
         pytest.param({"default": float("nan")}, InvalidSettingError, "nan s", id="not a number"),
-        pytest.param({"op_tag": 86_401}, InvalidSettingError, r"86401 s.*at most 86400 s \(24 h\)", id="over 24 h"),
+        pytest.param(
+            {"argument": 2_147_483.647},
+            InvalidSettingError,
+            r"2,147,483.647 s \(argument\).*Integer.MAX_VALUE \(2,147,483,647 ms, 24.9 days\).*longest healthy batch",
+            id="Kafka Streams' endless poll interval, written as seconds",
+        ),
+        pytest.param(
+            {"asset_metadata": 300_000}, InvalidSettingError, "300,000 s.*set max_batch_seconds to the sec", id="no ms"
+        ),
+        pytest.param({"op_tag": 86_401}, InvalidSettingError, r"86,401 s.*at most 86,400 s \(24 h\)", id="over 24 h"),
         pytest.param(
             {"run_remaining": 0, "argument": 60}, RunBudgetSpentError, "0 s past its dagster/max_runtime", id="spent"
         ),
@@ -100,6 +116,12 @@ def test_every_budget_is_finite_and_inside_its_run(argument, op_tag, asset_metad
         assert run_remaining is None or not budget.seconds > run_remaining
 
 
+def derived(budget, *, session=None, heartbeat=None, limits=APACHE, group=None):
+    """Timeouts of a budget in seconds that came as an argument."""
+    budget = Budget(budget, "argument")
+    return derive(budget, session_seconds=session, heartbeat_seconds=heartbeat, limits=limits, group=group)
+
+
 @pytest.mark.parametrize(
     ("budget", "session", "heartbeat", "limits", "milliseconds"),
     [
@@ -114,14 +136,54 @@ def test_every_budget_is_finite_and_inside_its_run(argument, op_tag, asset_metad
 )
 def test_timeouts_by_example(budget, session, heartbeat, limits, milliseconds):
     """Session, heartbeat and process timeout of a member."""
-    timeouts = derive(Budget(budget, "argument"), session_seconds=session, heartbeat_seconds=heartbeat, limits=limits)
+    timeouts = derived(budget, session=session, heartbeat=heartbeat, limits=limits)
     assert (timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms) == milliseconds
 
 
-def test_timeouts_say_where_they_come_from():
-    """Run metadata shows the derivation: the poll interval and who chose it."""
-    text = str(derive(Budget(300, "op tag"), session_seconds=None, heartbeat_seconds=None, limits=APACHE))
-    assert text.startswith("poll interval 300 s: op tag")
+@pytest.mark.parametrize(
+    ("budget", "milliseconds"),
+    [
+        pytest.param(300, (45_000, 5_000, 300_000), id="the budget is the process timeout, as ever"),
+        pytest.param(30, (45_000, 5_000, 45_000), id="a short one cannot pull the broker's session down"),
+        pytest.param(45, (45_000, 5_000, 45_000), id="equal"),
+    ],
+)
+def test_under_kip_848_session_and_heartbeat_are_the_brokers(budget, milliseconds):
+    """The group's config is taken as it is; the broker's limits of the classic protocol mean nothing there."""
+    timeouts = derived(budget, limits=BrokerLimits(1, 2), group=KIP_848)
+    assert (timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms) == milliseconds
+
+
+@pytest.mark.parametrize(("group", "protocol"), [(None, "classic"), (KIP_848, "consumer")])
+def test_the_protocol_says_which_settings_may_be_sent(group, protocol):
+    """Session and heartbeat are sent on the classic protocol alone."""
+    assert derived(300, group=group).protocol == protocol
+
+
+@pytest.mark.parametrize(
+    ("budget", "settings", "text"),
+    [
+        pytest.param(
+            300, {}, "poll interval 300 s: argument; session timeout 10 s, heartbeat every 3 s", id="as it was said"
+        ),
+        pytest.param(
+            2,
+            {},
+            "poll interval 6 s: argument 2 s, raised to the session timeout; session timeout 6 s, heartbeat every 2 s",
+            id="classic: the broker takes no shorter session",
+        ),
+        pytest.param(
+            30,
+            {"group": KIP_848},
+            "poll interval 45 s: argument 30 s, raised to the session timeout; session timeout 45 s, "
+            "heartbeat every 5 s (the broker's group config)",
+            id="KIP-848",
+        ),
+    ],
+)
+def test_timeouts_say_where_they_come_from(budget, settings, text):
+    """Run metadata shows the derivation: the poll interval, who chose it, and what raised it."""
+    assert str(derived(budget, **settings)) == text
 
 
 @pytest.mark.parametrize(
@@ -138,7 +200,87 @@ def test_timeouts_say_where_they_come_from():
 def test_settings_that_contradict_each_other_are_refused(budget, session, heartbeat, words):
     """Each refusal names both numbers of the contradiction."""
     with pytest.raises(InvalidSettingError, match=f"(?s){words}"):
-        derive(Budget(budget, "argument"), session_seconds=session, heartbeat_seconds=heartbeat, limits=APACHE)
+        derived(budget, session=session, heartbeat=heartbeat)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param(
+            {"session": 30}, "session_timeout_seconds=30 .*45,000 and 5,000 ms.*Leave them unset", id="session"
+        ),
+        pytest.param(
+            {"heartbeat": 3},
+            "heartbeat_interval_seconds=3 .*kafka-configs --alter --entity-type groups --entity-name <group id>",
+            id="heartbeat",
+        ),
+        pytest.param({"session": 45}, "session_timeout_seconds=45 ", id="the broker's number too: it may change there"),
+        pytest.param(
+            {"group": GroupTimeouts(1_000, 500)},
+            "heartbeat interval 500 ms.*333 of 1,000 ms.*set it on the broker: kafka-configs",
+            id="two beats a session",
+        ),
+        pytest.param({"group": GroupTimeouts(45_000, 0)}, "0 ms must be above 0.*15,000 of 45,000", id="no heartbeat"),
+        pytest.param(
+            {"group": GroupTimeouts(90_000_000, 5_000)}, "90,000,000 ms is above 24 h, 86,400,000 ms", id="over 24 h"
+        ),
+    ],
+)
+def test_what_contradicts_the_group_config_is_refused(settings, words):
+    """Under KIP-848 a refusal names the broker's numbers and the command that changes them."""
+    with pytest.raises(InvalidSettingError, match=f"(?s){words}"):
+        derived(300, **{"group": KIP_848, **settings})
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        pytest.param(
+            BrokerLimits(90_000_000, 90_000_000), "90,000,000 ms is above 24 h", id="no poll interval is so long"
+        ),
+        pytest.param(
+            BrokerLimits(2, 2), "0 ms must be above 0 and at most.*0 of 2 ms", id="no room for three heartbeats"
+        ),
+        pytest.param(
+            BrokerLimits(7_200_000, 3_600_000), "outside.*7,200,000 to 3,600,000 ms", id="over librdkafka's hour"
+        ),
+    ],
+)
+def test_a_broker_no_member_could_satisfy_is_refused(limits, words):
+    """Limits that leave no valid session are an error with their numbers, not a member that the broker refuses."""
+    with pytest.raises(InvalidSettingError, match=f"(?s){words}"):
+        derived(300, limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("request_ms", "settings"),
+    [
+        pytest.param(None, {}, id="unset: the member sends its own"),
+        pytest.param(6_999, {}, id="heartbeat and request fit into the session"),
+        pytest.param(60_000, {"session": 64}, id="librdkafka's default with a long session"),
+        pytest.param(39_999, {"group": KIP_848}, id="KIP-848"),
+        pytest.param(10, {"budget": 86_400}, id="far below the poll interval: JoinGroup does not care"),
+    ],
+)
+def test_a_request_may_wait_as_long_as_another_heartbeat_fits(request_ms, settings):
+    """One connection that dies silently does not cost the membership."""
+    check_request_timeout(request_ms, derived(**{"budget": 300, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("request_ms", "settings", "words"),
+    [
+        pytest.param(
+            7_000, {}, "7,000 and heartbeat interval 3,000 ms.*10,000 ms.*below 7,000.*5,000 is sent", id="10 s"
+        ),
+        pytest.param(60_000, {}, "socket.timeout.ms 60,000.*below 7,000", id="librdkafka's default"),
+        pytest.param(60_000, {"group": KIP_848}, "60,000.*5,000 ms.*45,000 ms.*below 40,000", id="KIP-848"),
+    ],
+)
+def test_a_request_timeout_that_outlasts_the_session_is_refused(request_ms, settings, words):
+    """The numbers of the contradiction, and what to set instead."""
+    with pytest.raises(InvalidSettingError, match=f"(?s){words}"):
+        check_request_timeout(request_ms, derived(300, **settings))
 
 
 def test_the_end_of_a_run_does_not_contradict_the_session():
@@ -149,27 +291,43 @@ def test_the_end_of_a_run_does_not_contradict_the_session():
 
 
 @given(
-    st.floats(0.001, MAX_BUDGET_SECONDS),
-    st.booleans(),
-    TYPED_SECONDS,
-    TYPED_SECONDS,
-    LIMITS,
+    seconds=st.floats(0.001, MAX_BUDGET_SECONDS),
+    capped=st.booleans(),
+    session=TYPED_SECONDS,
+    heartbeat=TYPED_SECONDS,
+    limits=LIMITS | ANY_LIMITS,
+    group=st.none() | USUAL_GROUP | ANY_GROUP,
 )
-def test_every_answer_keeps_every_rule(seconds, capped, session, heartbeat, limits):
-    """Broker's limits, three heartbeats a session, process >= session, process >= budget; or an error with numbers."""
+def test_every_answer_keeps_every_rule(*, seconds, capped, session, heartbeat, limits, group):
+    """On both protocols: a member that keeps all rules of KIP-62, or a named error with numbers."""
     budget = Budget(seconds, "argument", capped=capped)
+    settings = {"session_seconds": session, "heartbeat_seconds": heartbeat, "limits": limits, "group": group}
     try:
-        timeouts = derive(budget, session_seconds=session, heartbeat_seconds=heartbeat, limits=limits)
+        timeouts = derive(budget, **settings)
     except InvalidSettingError as error:
         refused = str(error)
         assert len(re.findall(r"\d", refused)) >= 2
     else:
-        assert limits.min_session_ms <= timeouts.session_ms <= limits.max_session_ms
-        assert 0 < 3 * timeouts.heartbeat_ms <= timeouts.session_ms
-        assert timeouts.process_ms >= timeouts.session_ms
+        assert 0 < 3 * timeouts.heartbeat_ms <= timeouts.session_ms <= timeouts.process_ms
         assert timeouts.process_ms == max(timeouts.session_ms, round(seconds * 1000))
         assert timeouts.process_ms <= MAX_BUDGET_SECONDS * 1000
         assert timeouts.budget is budget
+        assert ("raised" in str(timeouts)) == (timeouts.process_ms != round(seconds * 1000))
+        check_request_timeout(timeouts.request_ms, timeouts)
+        check_owner(timeouts, session, heartbeat, limits, group)
+
+
+def check_owner(timeouts, session, heartbeat, limits, group):
+    """Session and heartbeat are whose they must be: the user's within the broker's limits, or the group's."""
+    if group is None:
+        assert timeouts.protocol == "classic"
+        assert limits.min_session_ms <= timeouts.session_ms <= limits.max_session_ms
+        assert session is None or timeouts.session_ms == round(session * 1000)
+        assert heartbeat is None or timeouts.heartbeat_ms == round(heartbeat * 1000)
+    else:
+        assert timeouts.protocol == "consumer"
+        assert (session, heartbeat) == (None, None)
+        assert (timeouts.session_ms, timeouts.heartbeat_ms) == (group.session_ms, group.heartbeat_ms)
 
 
 @given(st.floats(0.001, MAX_BUDGET_SECONDS), LIMITS)
@@ -179,11 +337,8 @@ def test_nothing_set_is_never_refused(seconds, limits):
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["session_seconds", "heartbeat_seconds"])
-def test_what_is_no_number_is_refused_by_name(name, seconds):
+@pytest.mark.parametrize(("setting", "named"), [("session", "session timeout"), ("heartbeat", "heartbeat interval")])
+def test_what_is_no_number_is_refused_by_name(setting, named, seconds):
     """A configuration file can say .inf and .nan: a named error, not Python's."""
-    settings = {"session_seconds": None, "heartbeat_seconds": None, name: seconds}
-    try:
-        derive(Budget(300, "argument"), **settings, limits=APACHE)
-    except KafkaLivenessError:
-        return
+    with pytest.raises(InvalidSettingError, match=f"{named} {seconds} s is not a number"):
+        derived(300, **{setting: seconds})
