@@ -19,9 +19,9 @@ from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Liv
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.resume import PartitionFacts
-from kafka_liveness_dagster.core.timeouts import BrokerLimits
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.kafka.errors import TopicNotFoundError, named
+from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, TopicNotFoundError, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 5.0
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
+_APACHE_GROUP = GroupTimeouts(session_ms=45_000, heartbeat_ms=5_000)
+_GROUP_KEYS = ("session.timeout", "heartbeat.interval")
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())
 quiet_log.propagate = False  # a refused connection is reported once, by our own error
@@ -115,6 +117,19 @@ class Cluster:
         except (KafkaException, KeyError, TypeError):
             return _APACHE_LIMITS  # managed clusters refuse the question; the broker then checks at the join
         return BrokerLimits(shortest, min(longest, _LIBRDKAFKA_MAX_SESSION_MS))
+
+    def group_timeouts(self, group_id: str) -> GroupTimeouts:
+        """Session and heartbeat of a group's members under KIP-848; the group need not exist."""
+        group = ConfigResource(ConfigResource.Type.GROUP, group_id)
+        asked = self._admin.describe_configs([group], request_timeout=REQUEST_SECONDS)[group]
+        try:
+            found = self._named(asked, f"asking for the config of group {group_id}")
+            session, heartbeat = (int(found[f"consumer.{k}.ms"].value) for k in _GROUP_KEYS)
+        except (KafkaRefusedError, KeyError, TypeError):
+            # Managed clusters refuse the question and older brokers do not know it. The broker keeps to its own
+            # numbers anyway; ours decide only how short a poll interval and how long a request may be
+            return _APACHE_GROUP
+        return GroupTimeouts(session, heartbeat)
 
     def log_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Log start and log end (last stable offset, ``read_committed``) of each partition."""
