@@ -39,6 +39,9 @@ class KafkaAsset:
     enable_parallel_rebalance: bool
     min_crash_lag: int
     auto_offset_reset: Literal["earliest", "latest", "error"]
+    liveness: Literal["poll", "progress"]
+    on_poison: Literal["raise", "quarantine"]
+    group_instance_id: str | None
     idle_seconds: float
     max_live_runs: int
     sensor_interval_seconds: int
@@ -56,6 +59,11 @@ class KafkaAsset:
         for name in ("max_poll_records", "max_live_runs", "min_crash_lag"):
             if getattr(self, name) < 1:
                 raise InvalidSettingError(f"{name} of asset {self.name} is {getattr(self, name)}: wanted at least 1")
+        if self.group_instance_id is not None and self.max_live_runs > 1:
+            raise InvalidSettingError(
+                f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
+                "other out of the group. Leave group_instance_id out, or set max_live_runs=1"
+            )
 
     @property
     def definitions(self) -> dg.Definitions:
@@ -164,6 +172,9 @@ def kafka_asset(
     enable_parallel_rebalance: bool = False,
     min_crash_lag: int = 1,
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
+    liveness: Literal["poll", "progress"] = "poll",
+    on_poison: Literal["raise", "quarantine"] = "raise",
+    group_instance_id: str | None = None,
     idle_seconds: float = 10.0,
     max_live_runs: int = 1,
     sensor_interval_seconds: int = 5,
@@ -190,6 +201,12 @@ def kafka_asset(
             a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not kept.
         min_crash_lag: with fewer offsets behind, resume in order instead.
         auto_offset_reset: where to begin while nothing is committed.
+        liveness: ``poll`` as in KIP-62: a rebalance waits for the open batch. ``progress``: rebalances are answered
+            while Spark works, and the process timeout begins anew with every finished Spark task.
+        on_poison: a batch that exceeds its budget comes again at half its size. An offset that exceeds it alone ends
+            the run with its name (``raise``), or is owed like crash lag while the others go on (``quarantine``).
+        group_instance_id: makes the live run a static member (KIP-345): a restart within the session timeout moves no
+            partitions. For one live run at a time.
         idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
         max_live_runs: how many live runs may share the topic's partitions.
         sensor_interval_seconds: how often the sensor looks at the group.
@@ -214,6 +231,9 @@ def kafka_asset(
             enable_parallel_rebalance=enable_parallel_rebalance,
             min_crash_lag=min_crash_lag,
             auto_offset_reset=auto_offset_reset,
+            liveness=liveness,
+            on_poison=on_poison,
+            group_instance_id=group_instance_id,
             idle_seconds=idle_seconds,
             max_live_runs=max_live_runs,
             sensor_interval_seconds=sensor_interval_seconds,

@@ -1,31 +1,24 @@
-"""How does a batch get from a lane through Spark into the table, and only then into the commit log?
-
-The same steps for both lanes: read exactly the batch, transform, replace its range in the table, commit its
-offsets. A crash between any two of them repeats the batch, and the table absorbs the repetition.
-"""
+"""What does a run of each lane do, from its consumer to what people see of it?"""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.metadata import Tally, range_metadata, range_table
-from kafka_liveness_dagster.partitions import range_of
+from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.metadata import range_metadata, range_table
+from kafka_liveness_dagster.partitions import key_of, range_of
+from kafka_liveness_dagster.pipeline import Pipeline
 from kafka_liveness_dagster.runs import lane_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from pyspark.sql import DataFrame
+    from collections.abc import Callable, Sequence
 
     from kafka_liveness_dagster.assets import KafkaAsset
     from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-    from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
-    from kafka_liveness_dagster.spark.iceberg import Written
 
 
 def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
@@ -40,9 +33,12 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
         enable_parallel_rebalance=asset.enable_parallel_rebalance,
         min_crash_lag=asset.min_crash_lag,
         auto_offset_reset=asset.auto_offset_reset,
+        liveness=asset.liveness,
+        group_instance_id=asset.group_instance_id,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
-        tally = pipeline.run(consumer, _until_idle(consumer, asset.idle_seconds), context.log)
+        next_batch = _until_idle(consumer, asset.idle_seconds)
+        tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
     return dg.MaterializeResult(
         metadata={
             **tally.metadata(),
@@ -66,97 +62,43 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
     ) as lane:
         owed = lane.outstanding_ranges()
         context.log.info("%d partitions; still owed of them: %s", len(asked), ", ".join(map(str, owed)) or "nothing")
-        tally = pipeline.run(lane, iter(lane.poll, None), context.log)
+        tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
+        left_out = lane.quarantined
     context.log.info("%s rows in %d batches written", f"{tally.rows:,}", tally.batches)
+    if left_out:
+        outcome = "All else of these partitions is done, but they stay missing until the offsets are"
+        raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
     for key, one in asked.items():
         context.add_asset_metadata(range_metadata(asset.group_id, one, owed), partition_key=key)
 
 
-def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Iterator[Batch]:
+def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Callable[[int], Batch | None]:
     """Batches until none came for so long; the wait for a rebalance to let us in does not count as idle."""
-    while consumer.has_time_for_a_batch():
-        batch = consumer.poll(idle_seconds)
-        if batch is not None:
-            yield batch
-        elif consumer.joined:
-            return
+
+    def next_batch(max_records: int) -> Batch | None:
+        while consumer.has_time_for_a_batch():
+            batch = consumer.poll(idle_seconds, max_records)
+            if batch is not None or consumer.joined:
+                return batch
+        return None
+
+    return next_batch
 
 
-class Lane(Protocol):
-    """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
+def _quarantines(
+    asset: KafkaAsset, context: dg.AssetExecutionContext, asked: Sequence[str] = ()
+) -> Callable[[OffsetRange, str], None]:
+    """Tells the run's log and the crash lag partition of an offset that was passed, and why."""
 
-    def commit(self, batch: Batch) -> None: ...  # noqa: D102 - the two classes document it
-    def check(self) -> None: ...  # noqa: D102
-    def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
+    def tell(poison: OffsetRange, why: str) -> None:
+        key = next((key for key in asked if range_of(key).overlaps(poison)), key_of(poison))
+        context.log.warning("%s", why)
+        metadata: dict[str, str | int] = {
+            "group": asset.group_id,
+            "range": str(poison),
+            "offsets": poison.size,
+            "cause": "too slow alone",
+        }
+        context.log_event(dg.AssetObservation(asset.crash_lag.key, partition=key, description=why, metadata=metadata))
 
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Kafka, a transform and a table.
-
-    Attributes:
-        transform: from a DataFrame of exactly one batch to the rows to keep; none, one or many an offset.
-        table: ``catalog.namespace.table`` of the Iceberg table.
-    """
-
-    kafka: KafkaLivenessResource
-    spark: SparkConnectResource
-    transform: Callable[[DataFrame], DataFrame]
-    table: str
-
-    @classmethod
-    def of(cls, asset: KafkaAsset, context: dg.AssetExecutionContext) -> Pipeline:
-        """The asset's pipeline with the resources of this run."""
-        kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
-        return cls(kafka, spark, asset.transform, asset.table)
-
-    def run(self, lane: Lane, batches: Iterable[Batch], log: dg.DagsterLogManager) -> Tally:
-        """Process and commit every batch.
-
-        Raises:
-            FencedError: this process may not commit any more; Spark was cancelled.
-            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed comes again.
-        """
-        tally, under_way = Tally(), _UnderWay()
-        lane.on_fence(under_way.cancel)
-        for batch in batches:
-            started = time.monotonic()
-            log.debug("processing %s", batch)
-            written = self._write(batch, lane, under_way)
-            if written.attempts > 1:
-                again = "its files" if written.rewritten else "the same offsets"
-                log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
-            lane.commit(batch)
-            tally.add(batch, written.rows, time.monotonic() - started)
-            log.info("committed %s: %s rows in %.2f s", batch, f"{written.rows:,}", time.monotonic() - started)
-        return tally
-
-    def _write(self, batch: Batch, lane: Lane, under_way: _UnderWay) -> Written:
-        from kafka_liveness_dagster.spark.iceberg import write  # noqa: PLC0415 - pyspark stays lazy
-        from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415
-
-        session, options = self.spark.session(), self.kafka.settings().spark()
-
-        def frame() -> DataFrame:
-            return self.transform(read(session, batch.ranges, options))
-
-        with SparkJob(session) as job:
-            under_way.job = job
-
-            def may_go_on() -> None:
-                lane.check()
-                job.check()
-
-            return write(session, self.table, batch.ranges, frame, may_go_on=may_go_on)
-
-
-class _UnderWay:
-    """The Spark job to cancel when the fence goes up, None between batches."""
-
-    job: Any = None
-
-    def cancel(self) -> None:
-        """Caller: the watchdog's thread. Affects: the Spark job of the batch under way; does not wait for it."""
-        if self.job is not None:
-            self.job.cancel(timeout_seconds=0.0)
+    return tell

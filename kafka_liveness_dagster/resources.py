@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
     from kafka_liveness_dagster.kafka.config import KafkaSettings
@@ -40,6 +41,11 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     heartbeat_interval_seconds: float | None = Field(
         default=None, description="At most a third of the session timeout; 3 s, or that third, unless set."
     )
+    group_protocol: Literal["classic", "consumer"] = Field(
+        default="classic",
+        description="`consumer` is KIP-848's: the broker assigns, and session timeout and heartbeat interval are the "
+        "group's (`kafka-configs --entity-type groups`), 45 s and 5 s unless changed there.",
+    )
     default_max_batch_seconds: float | None = Field(
         default=DEFAULT_BUDGET_SECONDS,
         description="The run budget of a batch when nothing else says it: KIP-62's 5 min for max.poll.interval.ms.",
@@ -59,6 +65,8 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         enable_parallel_rebalance: bool = False,
         min_crash_lag: int = 1,
         auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
+        liveness: Literal["poll", "progress"] = "poll",
+        group_instance_id: str | None = None,
     ) -> LivenessConsumer:
         """A group member for the live lane; use it in a ``with`` block. The first ``poll`` joins the group.
 
@@ -71,6 +79,11 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
             min_crash_lag: with fewer offsets behind, resume in order instead.
             auto_offset_reset: where to begin while nothing is committed.
+            liveness: ``poll`` as in KIP-62: a rebalance waits for the open batch, at most its process timeout.
+                ``progress``: rebalances are answered while the batch is under way, and the process timeout begins
+                anew with every ``heartbeat()``; Spark assets send one for each finished task.
+            group_instance_id: makes a static member (KIP-345), whose short absence moves no partitions: it does not
+                leave the group when it closes or is too slow, and others get its partitions a session timeout later.
 
         Raises:
             InvalidSettingError: settings that contradict each other or the broker.
@@ -85,15 +98,11 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             group_id,
             DEFAULT_MAX_POLL_RECORDS if max_poll_records is None else max_poll_records,
             ResumePolicy(enable_parallel_rebalance, auto_offset_reset, min_crash_lag),
+            serves_while_busy=liveness == "progress",
+            group_instance_id=group_instance_id,
         )
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
-        timeouts = derive(
-            budget,
-            session_seconds=self.session_timeout_seconds,
-            heartbeat_seconds=self.heartbeat_interval_seconds,
-            limits=self.cluster().broker_limits(),
-        )
-        return LivenessConsumer(self.settings(), live, timeouts, link_of(context))
+        return LivenessConsumer(self.settings(), live, self._timeouts(budget, group_id), link_of(context))
 
     def catch_up(
         self,
@@ -117,6 +126,16 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415 - confluent_kafka stays lazy
 
         return Cluster(self.settings())
+
+    def _timeouts(self, budget: Budget, group_id: str) -> Timeouts:
+        cluster = self.cluster()
+        return derive(
+            budget,
+            session_seconds=self.session_timeout_seconds,
+            heartbeat_seconds=self.heartbeat_interval_seconds,
+            limits=cluster.broker_limits(),
+            group=cluster.group_timeouts(group_id) if self.group_protocol == "consumer" else None,
+        )
 
     def settings(self) -> KafkaSettings:
         """The addresses and security settings; starts the embedded broker when it is the one meant."""

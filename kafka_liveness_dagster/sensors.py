@@ -28,9 +28,9 @@ from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
 from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.admin import Cluster, GroupMember
 
 _OBSERVE_SECONDS = 60.0
 _RECENT_RUNS = 20
@@ -96,7 +96,7 @@ class _Watch:
         partitions = self._look(cluster)
         members = cluster.members(self.group_id)
         fates = {run_mark(record.dagster_run.run_id): _fate(record.dagster_run) for record in runs}
-        left = departures(partitions, {_run_mark(member.client_id) for member in members}, fates)
+        left = departures(partitions, _runs_in(members, partitions), fates)
         owed = [OffsetRange(*seen.topic_partition, *span) for seen in partitions for span in seen.outstanding]
         keys, stray = new_keys(owed, existing, materialized), [key for key in existing if not is_key(key)]
         cursor = GroupCursor.decode(context.cursor)
@@ -228,6 +228,16 @@ def _run_mark(client_id: str) -> str:
     """The run's 8 digits out of ``dagster/<job>/<run id>/<step>``; a foreign member's id matches no run."""
     parts = client_id.split("/")
     return run_mark(parts[2]) if len(parts) > 2 and parts[0] in ("dagster", "kafka-liveness") else client_id  # noqa: PLR2004
+
+
+def _runs_in(members: Iterable[GroupMember], partitions: Iterable[PartitionSnapshot]) -> set[str]:
+    """The runs that are members now.
+
+    Of a static member the coordinator shows the client id that joined first; whoever commits its partitions is it.
+    """
+    static = {tp for member in members if member.group_instance_id is not None for tp in member.partitions}
+    by_commit = {seen.mark.run for seen in partitions if seen.mark is not None and seen.topic_partition in static}
+    return by_commit | {_run_mark(member.client_id) for member in members}
 
 
 def _name(gone: MemberLeft) -> str:

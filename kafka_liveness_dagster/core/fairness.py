@@ -37,11 +37,13 @@ class Batch:
         ranges: half-open, disjoint, sorted.
         deadline_seconds: how long its processing may take before the member leaves the group.
         epoch: which membership planned it; a batch of a former one is refused at commit.
+        last: the partition after which the next shares are dealt.
     """
 
     ranges: tuple[OffsetRange, ...]
     deadline_seconds: float
     epoch: int = 0
+    last: TopicPartition | None = None
 
     @property
     def max_records(self) -> int:

@@ -18,6 +18,8 @@ class FenceReason(Enum):
     """Why this process may not commit any more; the value is the sentence users read."""
 
     POLL_TIMEOUT = "the batch took longer than its process timeout"
+    PARTITIONS_LOST = "the group took this member for dead and gave its partitions to others"
+    REPLACED = "another consumer uses the same group.instance.id"
     RUN_BUDGET_SPENT = "nothing is left of the run's dagster/max_runtime"
     RUN_CANCELED = "the Dagster run was canceled"
     RUN_ENDED = "the Dagster run is no longer in progress"
@@ -27,12 +29,25 @@ class FenceReason(Enum):
     @property
     def may_rejoin(self) -> bool:
         """Whether the next poll makes a new member; otherwise this process is finished with the group."""
-        return self is FenceReason.POLL_TIMEOUT
+        return self in (FenceReason.POLL_TIMEOUT, FenceReason.PARTITIONS_LOST)
 
     @property
     def releases(self) -> bool:
         """Whether the partitions are given up in good order; otherwise they are left as after a crash."""
         return self is FenceReason.RUN_CANCELED
+
+    @property
+    def remedy(self) -> str:
+        """What helps when it keeps happening, empty when it is as it should be."""
+        return _REMEDIES.get(self, "")
+
+
+_REMEDIES = {
+    FenceReason.POLL_TIMEOUT: "Lower max_poll_records or raise max_batch_seconds",
+    FenceReason.PARTITIONS_LOST: "The process was silent for longer than its session timeout: a paused machine, or "
+    "no network. Raise session_timeout_seconds where that is usual",
+    FenceReason.REPLACED: "Give each consumer of the group a group_instance_id of its own",
+}
 
 
 class RunState(Enum):
@@ -45,11 +60,13 @@ class RunState(Enum):
 
 @dataclass
 class PollTimer:
-    """Runs from one poll to the next, like ``max.poll.interval.ms`` (KIP-62, Proposed Changes).
+    """Runs from one sign of progress to the next, like ``max.poll.interval.ms`` (KIP-62, Proposed Changes).
+
+    A poll is such a sign; so is a heartbeat of the op's own, or a finished Spark task (``liveness="progress"``).
 
     Attributes:
-        process_ms: how long may pass between two polls.
-        polled_at_ms: when the last poll was.
+        process_ms: how long may pass between two of them.
+        polled_at_ms: when the last one was.
         run_ends_at_ms: when the run's own budget ends, None for never.
     """
 
@@ -65,6 +82,11 @@ class PollTimer:
         """How long ago the last poll was."""
         return now_ms - self.polled_at_ms
 
+    def left_ms(self, now_ms: int) -> int:
+        """How long a batch that starts now may take: the process timeout, capped by what is left of the run."""
+        run_left_ms = self.process_ms if self.run_ends_at_ms is None else self.run_ends_at_ms - now_ms
+        return max(0, min(self.process_ms, run_left_ms))
+
     def expired(self, now_ms: int) -> bool:
         """Whether the process timeout has passed since the last poll."""
         return self.elapsed_ms(now_ms) >= self.process_ms
@@ -76,10 +98,15 @@ class PollTimer:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the watchdog saw around this process."""
+    """What the watchdog saw around this process.
+
+    ``is_step`` tells a step in a process of its own, started by its run worker, from a run worker: the former ends
+    with its parent, the latter outlives the code server that started it.
+    """
 
     parent_is_alive: bool = True
     run: RunState = RunState.IN_PROGRESS
+    is_step: bool = False
 
 
 def reason_to_fence(timer: PollTimer, seen: Surroundings, now_ms: int) -> FenceReason | None:
@@ -87,8 +114,8 @@ def reason_to_fence(timer: PollTimer, seen: Surroundings, now_ms: int) -> FenceR
     rules = (
         # Rule 1: a canceled run was told to stop: it gives its partitions up in good order
         (seen.run is RunState.CANCELED, FenceReason.RUN_CANCELED),
-        # Rule 2: the run worker is dead, and Dagster may already run the same work elsewhere
-        (seen.run is RunState.ENDED and not seen.parent_is_alive, FenceReason.ORPHANED),
+        # Rule 2: the run worker is dead: nobody waits for this step, though Dagster may never say that the run ended
+        (not seen.parent_is_alive and (seen.is_step or seen.run is RunState.ENDED), FenceReason.ORPHANED),
         # Rule 3: a run that ended or was deleted owns nothing
         (seen.run is RunState.ENDED, FenceReason.RUN_ENDED),
         # Rule 4: Dagster is about to end the run; leave before it does

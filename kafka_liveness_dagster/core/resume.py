@@ -72,13 +72,43 @@ class Resumed:
     overflow: Span | None = field(default=None, repr=False)
 
 
-def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> Resumed:
+@dataclass
+class Owned:
+    """A partition that a member owns after it resumed: offsets below ``committed`` are done, below ``position`` planned.
+
+    ``since`` is where it began to own it: what begins below was planned by a former ownership.
+    """
+
+    committed: int
+    position: int
+    owed: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.since = self.committed
+
+
+def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, poison: tuple[Span, ...] = ()) -> Resumed:
     """What an assignment of ``tp`` means (KIP-333, Design). The caller commits the answer before any record.
+
+    Args:
+        tp: the partition.
+        facts: what the broker says of it.
+        policy: what the user chose.
+        poison: offsets that may not stop the live lane again; it goes on behind one that is next, and owes it.
 
     Raises:
         NoCommittedOffsetError, DataExpiredError, TopicRecreatedError: the log is not where it was left.
         SecondLogAheadError: the second log is not of this life of the group.
     """
+    found = _resume(tp, facts, policy)
+    stuck = next((span for span in poison if span.start == found.position), None)
+    owed = found.owed if stuck is None else union((*found.owed, stuck))
+    if stuck is None or not fits(owed):
+        return found
+    return Resumed(stuck.end, owed, found.skipped, found.overflow)
+
+
+def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> Resumed:
     # Rule 1: a partition nobody committed
     if facts.committed is None:
         start = _reset(tp, facts, policy)

@@ -52,6 +52,7 @@ class GroupMember:
     client_id: str
     host: str
     partitions: tuple[TopicPartition, ...]
+    group_instance_id: str | None = None
 
 
 _Items = tuple[tuple[str, str], ...]
@@ -175,6 +176,7 @@ class Cluster:
                 member.client_id,
                 member.host,
                 tuple(TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
+                member.group_instance_id or None,
             )
             for member in group.members
         )

@@ -14,15 +14,15 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.fairness import Batch, plan
-from kafka_liveness_dagster.core.heartbeat import PollTimer
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import DataExpiredError, PartitionFacts
 from kafka_liveness_dagster.kafka.admin import Cluster, quiet_log
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
-from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, now_ms
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, named
+from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, Watched, now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -36,11 +36,14 @@ class NotOwedError(InvalidSettingError):
     """A range was asked for that the group does not owe."""
 
 
-class CatchUpConsumer:
+class CatchUpConsumer(Watched):
     """Plans and commits what is outstanding of the asked ranges. Use it as a context manager.
 
     Args:
         ranges: crash lag ranges, in any order; parts that are done already are left out.
+
+    Attributes:
+        quarantined: offsets that were left out, each too slow for a batch of its own.
     """
 
     def __init__(
@@ -60,10 +63,13 @@ class CatchUpConsumer:
         self._log_client = Consumer(
             kafka.committer(group_id + CATCH_UP_SUFFIX, f"{link.client_id}/catch-up"), logger=quiet_log
         )
+        self.quarantined: list[OffsetRange] = []
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
         self._last: TopicPartition | None = None
-        timer = PollTimer(round(budget.seconds * 1000), now_ms(), link.ends_at_ms)
-        self._watchdog = Watchdog(timer, link, lambda _reason: None)
+        self._last_committed: TopicPartition | None = None
+        self._epoch = 0
+        self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), link.ends_at_ms)
+        self._watchdog = Watchdog(self._timer, link, lambda _reason: None)
 
     def __enter__(self) -> Self:
         try:
@@ -77,19 +83,29 @@ class CatchUpConsumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def poll(self) -> Batch | None:
+    def poll(self, max_records: int | None = None) -> Batch | None:
         """The next batch of outstanding offsets, the oldest of each partition first; None when all is done.
 
+        After a process timeout what was not committed comes again.
+
+        Args:
+            max_records: a smaller bound for this batch than ``max_poll_records``.
+
         Raises:
-            FencedError: the deadline passed or the run is gone.
+            FencedError: the run is gone.
             DataExpiredError: offsets of the range were deleted by the broker's retention.
         """
-        self._watchdog.polled()
+        self._begin_again_if_too_slow()
         pending = {tp: difference(spans, self._planned.get(tp, ())) for tp, spans in self.outstanding().items()}
-        ranges, self._last = plan(pending, self._max_records, self._last)
-        for r in ranges:
-            self._planned[r.topic_partition] = union((*self._planned.get(r.topic_partition, ()), r.span))
-        return Batch(ranges, self.budget.seconds) if ranges else None
+        bound = self._max_records if max_records is None else min(max_records, self._max_records)
+        ranges, self._last = plan(pending, bound, self._last)
+        self._plan(ranges)
+        return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._epoch, self._last) if ranges else None
+
+    def quarantine(self, poison: OffsetRange) -> None:
+        """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
+        self.quarantined.append(poison)
+        self._plan((poison,))
 
     def commit(self, batch: Batch) -> None:
         """Record a processed batch in the second log; repeated when another run's write replaced it.
@@ -99,11 +115,15 @@ class CatchUpConsumer:
             CommitRefusedError: the record did not last; the range stays owed and is processed again.
         """
         done = {tp: union(r.span for r in batch.ranges if r.topic_partition == tp) for tp in _partitions(batch.ranges)}
+        self._watchdog.check()
+        if batch.epoch != self._epoch:
+            raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before its process timeout")
         for _ in range(_WRITES):
             self._watchdog.check()
             facts = self._facts(list(done))
             missing = {tp: spans for tp, spans in done.items() if _still_owed(facts[tp], spans)}
             if not missing:
+                self._last_committed = batch.last
                 return
             self._write({tp: facts[tp].second.record(_owed(facts[tp]), spans) for tp, spans in missing.items()})
         raise CommitRefusedError(
@@ -123,25 +143,22 @@ class CatchUpConsumer:
         """The same as ranges, sorted."""
         return [OffsetRange(*tp, *span) for tp, spans in self.outstanding().items() for span in spans]
 
-    def check(self) -> None:
-        """Raise when this process may not commit any more.
-
-        Raises:
-            FencedError: the fence is up.
-        """
-        self._watchdog.check()
-
-    def on_fence(self, cancel: Callable[[], None]) -> None:
-        """Register what to cancel when the fence goes up.
-
-        Caller: the watchdog's thread, once. Affects: work already under way.
-        """
-        self._watchdog.on_fence(cancel)
-
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
         self._watchdog.stop()
         self._log_client.close()
+
+    def _begin_again_if_too_slow(self) -> None:
+        if self._still_polling():
+            return
+        self._epoch += 1
+        self._planned, self._last = {}, self._last_committed
+        self._plan(self.quarantined)
+        self._watchdog.rearm()
+
+    def _plan(self, ranges: Iterable[OffsetRange]) -> None:
+        for r in ranges:
+            self._planned[r.topic_partition] = union((*self._planned.get(r.topic_partition, ()), r.span))
 
     def _facts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
         return self._cluster.facts(self.group_id, partitions)

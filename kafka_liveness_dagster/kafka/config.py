@@ -33,8 +33,8 @@ _REFUSED = {
     "client.id": "it joins members to Dagster runs",
     "bootstrap.servers": _OWN_FIELD,
     "metadata.broker.list": _OWN_FIELD,
-    "group.instance.id": "a static member sends no LeaveGroup, so a hung batch would keep its partitions",
-    "group.protocol": "only the classic protocol is supported so far",
+    "group.instance.id": "set group_instance_id on the consumer: it changes how a leave is noticed",
+    "group.protocol": "set group_protocol on the resource: it decides who owns the session timeout",
 }
 
 
@@ -73,18 +73,33 @@ class KafkaSettings:
         """Settings of a client that commits for a group without being its member."""
         return {**self.client(client_id), "group.id": group_id, "enable.auto.commit": False}
 
-    def member(self, group_id: str, client_id: str, timeouts: Timeouts) -> dict[str, Any]:
+    def member(self, live: LiveSettings, client_id: str, timeouts: Timeouts) -> dict[str, Any]:
         """Settings of a group member that fetches nothing: Spark reads the planned ranges."""
+        static = {} if live.group_instance_id is None else {"group.instance.id": live.group_instance_id}
         return {
-            "partition.assignment.strategy": "cooperative-sticky",
-            **self.committer(group_id, client_id),
-            "session.timeout.ms": timeouts.session_ms,
-            "heartbeat.interval.ms": timeouts.heartbeat_ms,
+            **self._protocol(timeouts),
+            **self.committer(live.group_id, client_id),
+            **static,
             "max.poll.interval.ms": timeouts.process_ms,
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",
             "queued.min.messages": 1,
             "topic.metadata.refresh.interval.ms": 30_000,  # new partitions are noticed within half a minute
+        }
+
+    def _protocol(self, timeouts: Timeouts) -> dict[str, Any]:
+        """What a member tells the group; under KIP-848 session, heartbeat and assignor are the broker's."""
+        if timeouts.protocol == "consumer":
+            if "partition.assignment.strategy" in self.extra:
+                raise InvalidSettingError(
+                    "extra setting partition.assignment.strategy belongs to the classic protocol: with "
+                    "group_protocol='consumer' the broker assigns (group.remote.assignor chooses how)"
+                )
+            return {"group.protocol": "consumer"}
+        return {
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": timeouts.session_ms,
+            "heartbeat.interval.ms": timeouts.heartbeat_ms,
         }
 
     def spark(self) -> dict[str, str]:
@@ -94,12 +109,20 @@ class KafkaSettings:
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """What one live lane consumes and how."""
+    """What one live lane consumes and how.
+
+    Attributes:
+        serves_while_busy: rebalances are answered in the middle of a batch (``liveness="progress"``); otherwise they
+            wait for the next poll, as KIP-62 has it.
+        group_instance_id: of a static member (KIP-345), None for a dynamic one.
+    """
 
     topics: tuple[str, ...]
     group_id: str
     max_poll_records: int = DEFAULT_MAX_POLL_RECORDS
     policy: ResumePolicy = field(default_factory=ResumePolicy)
+    serves_while_busy: bool = False
+    group_instance_id: str | None = None
 
     def __post_init__(self) -> None:
         check_group_id(self.group_id)
@@ -107,3 +130,7 @@ class LiveSettings:
             raise InvalidSettingError(f"topics is {self.topics!r}: wanted a list of at least one topic name")
         if self.max_poll_records < 1:
             raise InvalidSettingError(f"max_poll_records is {self.max_poll_records}: wanted at least 1")
+        if self.group_instance_id is not None and not self.group_instance_id.strip():
+            raise InvalidSettingError(
+                "group_instance_id is empty: name the member, or leave it out for a dynamic member"
+            )

@@ -9,35 +9,38 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import committed
-from kafka_liveness_dagster.core.fairness import Batch, plan
+from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.resume import check_log, resume
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
-from kafka_liveness_dagster.kafka.member import Member, Owned
-from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, now_ms
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.live import LiveLane
+from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.view import GroupView
+from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, Watched, now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 
-_FORGET_SECONDS = 60.0
 _LOG_END_SECONDS = 0.2  # how often an idle poll asks for new data
 
 
-class LivenessConsumer:
+class LivenessConsumer(Watched):
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
     Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an error
     leaves the group too, but the partitions keep the mark of a crash: with ``enable_parallel_rebalance`` the
     open batch becomes crash lag and the live lane goes on at the log end.
+
+    Attributes:
+        jumped: crash lag this consumer found, in the order of finding.
     """
 
     def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
@@ -45,11 +48,18 @@ class LivenessConsumer:
         self.jumped: list[OffsetRange] = []
         self._kafka, self._link = kafka, link
         self._cluster = Cluster(kafka)
-        self._member: Member | None = None
+        self._view = GroupView(self._cluster, live.group_id)
+        self._lane: LiveLane | None = None
+        self._poison: set[OffsetRange] = set()
         self._last: TopicPartition | None = None
-        self._epoch, self._forgot_at = 0, time.monotonic()
+        self._last_committed: TopicPartition | None = None
+        self._epoch, self._ended_by = 0, FenceReason.POLL_TIMEOUT
+        self._timer = PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms)
         self._watchdog = Watchdog(
-            PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms), link, lambda reason: self._leave(reason.releases)
+            self._timer,
+            link,
+            lambda reason: self._leave(reason.releases),
+            serve=self._answer if live.serves_while_busy else None,
         )
 
     def __enter__(self) -> Self:
@@ -74,7 +84,6 @@ class LivenessConsumer:
             FencedError: this process is finished with the group.
             KafkaLivenessError: the broker, a topic or a commit is not as it must be; the text says how.
         """
-        self._join_if_needed()
         give_up_at = time.monotonic() + timeout_seconds
         bound = self.settings.max_poll_records
         while True:
@@ -85,10 +94,26 @@ class LivenessConsumer:
             while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
                 self._serve()
 
+    def heartbeat(self) -> None:
+        """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
+
+        For ops without Spark whose batch may take longer than its budget as long as it moves (KIP-62's possible
+        extension). Partitions handed over meanwhile are processed again by their new owner.
+
+        Raises:
+            FencedError: the process timeout had passed, or this process is finished with the group: stop the work.
+        """
+        super().heartbeat()
+        self._answer()
+        self.check()
+
     def has_time_for_a_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""
-        ends_at_ms = self._link.ends_at_ms
-        return ends_at_ms is None or ends_at_ms - now_ms() >= min(self.timeouts.process_ms, 10_000)
+        return self._timer.left_ms(now_ms()) >= min(self.timeouts.process_ms, 10_000)
+
+    def quarantine(self, poison: OffsetRange) -> None:
+        """Let the live lane pass an offset that stopped it: with the next poll it is owed, like crash lag."""
+        self._poison.add(poison)
 
     def commit(self, batch: Batch) -> None:
         """Commit a processed batch: position, mark and owed ranges in one request.
@@ -100,49 +125,44 @@ class LivenessConsumer:
             CommitRefusedError: the broker refused, or the batch is out of order. Nothing was lost.
         """
         self._watchdog.check()
-        if self._member is None or batch.epoch != self._epoch:
-            raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before the consumer rejoined")
-        handed_over = self._member.commit({r.topic_partition: r.span for r in batch.ranges})
+        if self._lane is None or batch.epoch != self._epoch:
+            raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
+        member = self._lane.member
+        try:
+            handed_over = member.commit({r.topic_partition: r.span for r in batch.ranges})
+        except CommitRefusedError:
+            self._fence_if_ended(member)
+            self._watchdog.check()  # says more than the broker's refusal
+            raise
+        self._fence_if_ended(member)
         self._watchdog.check()
+        self._last_committed = batch.last
         if handed_over:
             self._link.log.info(
                 "handed over before the commit, replayed by the new owner: %s", ", ".join(map(str, handed_over))
             )
 
-    def check(self) -> None:
-        """Raise ``FencedError`` when this process may not commit any more: ask before starting anything long."""
-        self._watchdog.check()
-
-    def on_fence(self, cancel: Callable[[], None]) -> None:
-        """Register what to cancel when the fence goes up, a Spark job for one.
-
-        Caller: the watchdog's thread, once per fence. Affects: work already under way.
-        """
-        self._watchdog.on_fence(cancel)
-
     @property
     def joined(self) -> bool:
         """Whether the group has let this consumer in; a rebalance may wait for others' batches or dead sessions."""
-        return self._member is not None and self._member.joined
+        return self._lane is not None and self._lane.member.joined
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions owned now."""
-        return tuple(sorted(self._member.owned)) if self._member else ()
+        return tuple(sorted(self._lane.member.owned)) if self._lane else ()
 
     def position(self, topic: str, partition: int) -> int | None:
         """Where the live lane's next batch begins; None for a partition not owned (KIP-333: live lane only)."""
-        owned = self._member.owned.get(TopicPartition(topic, partition)) if self._member else None
+        owned = self._lane.member.owned.get(TopicPartition(topic, partition)) if self._lane else None
         return owned.position if owned else None
 
     def committed(self, topic: str, partition: int) -> int | None:
         """Every offset before it is processed, in whichever lane (KIP-333: ``committed()``); None for none."""
-        tp = TopicPartition(topic, partition)
-        first = self._cluster.commits(self.settings.group_id, [tp]).get(tp)
-        return committed(first.offset if first else None, self._outstanding(tp))
+        return self._view.committed(TopicPartition(topic, partition))
 
     def owed(self, topic: str, partition: int) -> tuple[OffsetRange, ...]:
         """The offset ranges the live lane jumped over that no catch-up run has done yet."""
-        return tuple(OffsetRange(topic, partition, *s) for s in self._outstanding(TopicPartition(topic, partition)))
+        return self._view.owed(TopicPartition(topic, partition))
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
@@ -151,100 +171,70 @@ class LivenessConsumer:
         finally:
             self._leave(release)
 
-    def _outstanding(self, tp: TopicPartition) -> tuple[Span, ...]:
-        facts = self._cluster.facts(self.settings.group_id, [tp])[tp]
-        return facts.second.outstanding(facts.mark.owed if facts.mark else ())
+    def _look(self, max_records: int) -> Batch | None:
+        """One look at the log ends; brokers that are away are waited for as long as a batch may take."""
+        give_up_at = time.monotonic() + self.timeouts.process_ms / 1000
+        while True:
+            try:
+                lane = self._serve()
+                lane.forget_done()
+                return self._plan(lane, max_records) if self._watchdog.reason is None else None
+            except BrokerUnreachableError as error:
+                if time.monotonic() >= give_up_at:
+                    raise
+                self._link.log.warning("still a member, looking again: %s", error)
 
-    def _join_if_needed(self) -> None:
-        reason = self._watchdog.reason
-        if reason is not None and not reason.may_rejoin:
+    def _serve(self) -> LiveLane:
+        """Be a member: join when there is no membership, answer the group, settle what it assigned."""
+        lane = self._joined()
+        lane.member.serve()
+        if not self._fence_if_ended(lane.member):
+            self._still_polling()
+            try:
+                lane.settle(self._poison)
+            except CommitRefusedError:
+                if not self._fence_if_ended(lane.member):
+                    raise
+        return lane
+
+    def _plan(self, lane: LiveLane, max_records: int) -> Batch | None:
+        ranges, self._last = lane.plan(max_records, self._last)
+        seconds = self._timer.left_ms(now_ms()) / 1000
+        return Batch(ranges, seconds, self._epoch, self._last) if ranges else None
+
+    def _joined(self) -> LiveLane:
+        before = self._lane
+        if before is not None and self._still_polling():
+            return before
+        self._ended_by = self._watchdog.reason or FenceReason.POLL_TIMEOUT
+        if not self._ended_by.may_rejoin:
             self._watchdog.check()
-        if self._member is not None and reason is None and self._still_polling():
-            return
         self._check_before_joining()
-        first_time = self._member is None
-        live = self.settings
-        config = self._kafka.member(live.group_id, self._link.client_id, self.timeouts)
-        self._member = Member(self._kafka, config, live.topics, live.group_id, self._link)
-        self._watchdog.rearm()
+        member = Member(self._kafka, self.settings, self.timeouts, self._link)
+        self._lane = LiveLane(self._cluster, member, self.settings, self.jumped, self._link.log)
+        self._last = self._last_committed  # the shares are dealt again as they were for the batch that failed
         self._epoch += 1
-        if first_time:
+        self._watchdog.rearm()
+        if before is None:
             self._watchdog.start()
-
-    def _still_polling(self) -> bool:
-        """Report a poll; False when it comes too late and this membership is over."""
-        try:
-            self._watchdog.polled()
-        except FencedError as error:
-            if not error.reason.may_rejoin:
-                raise
-            return False
-        return True
+        return self._lane
 
     def _check_before_joining(self) -> None:
         facts = self._cluster.facts(self.settings.group_id, self._cluster.partitions(self.settings.topics))
         for tp, found in facts.items():
             resume(tp, found, self.settings.policy)
 
-    def _look(self, max_records: int) -> Batch | None:
-        """One look at the log ends; brokers that are away are waited for as long as a batch may take."""
-        give_up_at = time.monotonic() + self.timeouts.process_ms / 1000
-        while True:
-            try:
-                self._serve()
-                self._forget_done()
-                return self._plan(max_records)
-            except BrokerUnreachableError as error:
-                if time.monotonic() >= give_up_at:
-                    raise
-                self._link.log.warning("still a member, looking again: %s", error)
+    def _answer(self) -> None:
+        """Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a rebalance."""
+        if self._lane is not None:
+            self._lane.member.serve_if_idle()
+            self._fence_if_ended(self._lane.member)
 
-    def _forget_done(self) -> None:
-        """Now and then drop owed ranges that are done: the second log may expire before this member ends."""
-        if self._member is None or time.monotonic() - self._forgot_at < _FORGET_SECONDS:
-            return
-        self._forgot_at = time.monotonic()
-        owing = {tp: owned for tp, owned in self._member.owned.items() if owned.owed}
-        facts = self._cluster.facts(self.settings.group_id, list(owing))
-        for tp, owned in owing.items():
-            owned.owed = facts[tp].second.outstanding(owned.owed)
-
-    def _serve(self) -> None:
-        assert self._member is not None  # noqa: S101 - joined at the top of poll
-        self._watchdog.polled()
-        self._member.serve()
-        self._watchdog.polled()
-        if self._member.arrived:
-            self._settle(self._member, sorted(self._member.arrived))
-
-    def _settle(self, member: Member, arrived: Sequence[TopicPartition]) -> None:
-        """Decide where arrived partitions go on, and make it durable before the first record of theirs."""
-        facts = self._cluster.facts(self.settings.group_id, arrived)
-        resumed = {tp: resume(tp, facts[tp], self.settings.policy) for tp in arrived}
-        member.adopt({tp: Owned(r.position, r.position, r.owed) for tp, r in resumed.items()})
-        for tp in (tp for tp in arrived if tp in member.owned):
-            if (skipped := resumed[tp].skipped) is not None:
-                self.jumped.append(OffsetRange(*tp, *skipped))
-                told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
-                self._link.log.warning(told, self.jumped[-1], skipped.size, resumed[tp].position)
-            if (overflow := resumed[tp].overflow) is not None:
-                told = "%s resumes in order at %d: its owed ranges are too many for a commit"
-                self._link.log.warning(told, tp, overflow.start)
-
-    def _plan(self, max_records: int) -> Batch | None:
-        assert self._member is not None  # noqa: S101 - joined at the top of poll
-        owned = dict(self._member.owned)
-        bounds = self._cluster.log_bounds(owned)
-        for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
-            check_log(tp, o.position, *bounds[tp])
-        pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
-        ranges, self._last = plan(pending, max_records, self._last)
-        if not ranges:
-            return None
-        for r in ranges:
-            owned[r.topic_partition].position = r.end
-        return Batch(ranges, self.timeouts.process_ms / 1000, self._epoch)
+    def _fence_if_ended(self, member: Member) -> bool:
+        if member.ended is not None:
+            self._watchdog.fence(member.ended)
+        return member.ended is not None
 
     def _leave(self, release: bool) -> None:  # noqa: FBT001
-        if self._member is not None:
-            self._member.leave(release=release)
+        if self._lane is not None:
+            self._lane.member.leave(release=release)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 _NO_LONGER_A_MEMBER = {
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.FENCED_INSTANCE_ID,
-    KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.FENCED_MEMBER_EPOCH,
     KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
 }
@@ -51,7 +50,7 @@ class FencedError(CommitRefusedError):
 
     def __init__(self, reason: FenceReason, detail: str = "") -> None:
         self.reason = reason
-        remedy = ". Lower max_poll_records or raise max_batch_seconds" if reason.may_rejoin else ""
+        remedy = f". {reason.remedy}" if reason.remedy else ""
         super().__init__(
             f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and the batch comes again with "
             f"the next poll or the next owner of its partitions{remedy}"
@@ -64,8 +63,27 @@ def is_no_longer_a_member(error: KafkaError) -> bool:
 
 
 def is_rebalancing(error: KafkaError) -> bool:
-    """Between two generations, and still a member: ask again. Who was put out gets UNKNOWN_MEMBER_ID."""
-    return error.code() in {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION}
+    """Between two generations (KIP-848: epochs), and still a member: ask again. Who was put out is told so."""
+    return error.code() in {
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.STALE_MEMBER_EPOCH,
+    }
+
+
+def is_passing(error: KafkaError) -> bool:
+    """Whether librdkafka goes on by itself after this error."""
+    return error.retriable() or error.code() in {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._PARTITION_EOF,  # noqa: SLF001
+        KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - on_lost follows, and the watchdog rules
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
 
 
 def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str) -> KafkaLivenessError:

@@ -10,43 +10,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import quiet_log
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, is_no_longer_a_member, is_rebalancing, named
+from kafka_liveness_dagster.kafka.errors import (
+    CommitRefusedError,
+    is_no_longer_a_member,
+    is_passing,
+    is_rebalancing,
+    named,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.core.offsets import Span
+    from kafka_liveness_dagster.core.resume import Owned
+    from kafka_liveness_dagster.core.timeouts import Timeouts
+    from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
     from kafka_liveness_dagster.kafka.watchdog import RunLink
 
 SERVE_SECONDS = 0.1
 _REBALANCE_SECONDS = 10.0
 _RELEASE_SECONDS = 2.0
 _AGAIN_SECONDS = 0.05
-
-
-@dataclass
-class Owned:
-    """A partition this member owns: offsets below ``committed`` are done, below ``position`` planned.
-
-    ``since`` is where it began to own it: what begins below was planned by a former ownership.
-    """
-
-    committed: int
-    position: int
-    owed: tuple[Span, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.since = self.committed
 
 
 class Member:
@@ -56,22 +50,25 @@ class Member:
         arrived: partitions assigned but not settled: the consumer decides where each goes on, then ``adopt``s it.
         owned: settled partitions.
         joined: the coordinator has given this member its part, which may be no partition at all.
+        ended: why the group goes on without this member, None while it is one of it as far as it knows.
     """
 
-    def __init__(
-        self, settings: KafkaSettings, config: dict[str, object], topics: Sequence[str], group_id: str, link: RunLink
-    ) -> None:
+    def __init__(self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
+        config = settings.member(live, link.client_id, timeouts)
         self.arrived: set[TopicPartition] = set()
         self.owned: dict[TopicPartition, Owned] = {}
         self.joined = False
-        self._settings, self._group_id, self._run, self._log = settings, group_id, link.mark, link.log
+        self.ended: FenceReason | None = None
+        self._settings, self._group_id, self._run, self._log = settings, live.group_id, link.mark, link.log
         self._lock = threading.RLock()
         self._closed = False
-        self._incremental = "cooperative" in str(config["partition.assignment.strategy"])
+        self._static = live.group_instance_id is not None
+        strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
+        self._incremental = "cooperative" in str(strategy)
         logger = None if "debug" in config else quiet_log  # which would hear of a stall only with the next poll
         self._client = Consumer(config, logger=logger)
         self._client.subscribe(
-            list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            list(live.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
     def serve(self, seconds: float = SERVE_SECONDS) -> None:
@@ -85,8 +82,17 @@ class Member:
                 return
             message = self._client.poll(seconds)
             error = message.error() if message is not None else None
-            if error is not None and (error.fatal() or not _is_passing(error)):
-                raise named(error, f"consuming as a member of {self._group_id}", self._settings.bootstrap_servers)
+            if error is None or self._has_ended(error) or is_passing(error):
+                return
+            raise named(error, f"consuming as a member of {self._group_id}", self._settings.bootstrap_servers)
+
+    def serve_if_idle(self) -> None:
+        """The same without waiting, neither for news nor for the thread that uses the client now."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.serve(0.0)
+            finally:
+                self._lock.release()
 
     def adopt(self, settled: Mapping[TopicPartition, Owned]) -> None:
         """Commit where arrived partitions go on and what they owe, then own them: one OffsetCommit.
@@ -107,7 +113,7 @@ class Member:
                 self.owned.update(mine)
                 self.arrived.difference_update(mine)
             elif not is_rebalancing(error):
-                raise self._named(error)
+                raise self._refused(error)
 
     def commit(self, done: Mapping[TopicPartition, Span]) -> tuple[TopicPartition, ...]:
         """Commit done spans of owned partitions; returns those that were not ours any more.
@@ -136,7 +142,7 @@ class Member:
                 if not is_rebalancing(error) or time.monotonic() > give_up_at:
                     for owned in mine.values():
                         owned.position = owned.committed  # this batch, and what was planned after it, comes again
-                    raise self._named(error)
+                    raise self._refused(error)
                 self.serve()
             for tp, owned in mine.items():
                 owned.committed = done[tp].end
@@ -154,8 +160,17 @@ class Member:
             self.arrived.clear()
             self._client.close()
 
-    def _named(self, error: KafkaError) -> KafkaLivenessError:
+    def _refused(self, error: KafkaError) -> KafkaLivenessError:
+        self._has_ended(error)
         return named(error, f"committing to group {self._group_id}", self._settings.bootstrap_servers)
+
+    def _has_ended(self, error: KafkaError) -> bool:
+        """Whether the group goes on without this member from now on."""
+        if self._static and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001 - its word for it
+            self.ended = FenceReason.REPLACED
+        elif is_no_longer_a_member(error):
+            self.ended = FenceReason.PARTITIONS_LOST
+        return self.ended is not None
 
     def _commit_once(self, offsets: Mapping[TopicPartition, tuple[int, LiveMark]]) -> KafkaError | None:
         wanted = [
@@ -203,6 +218,7 @@ class Member:
     def _on_lost(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         """Caller: client.poll, under the lock. Affects: ``owned``; lost is not revoked, nothing may be committed."""
         self._log.warning("partitions lost: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
+        self.ended = FenceReason.PARTITIONS_LOST
         self._forget(client, partitions)
 
     def _forget(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
@@ -221,18 +237,3 @@ def _check_order(tp: TopicPartition, committed: int, span: Span) -> None:
             f"commit of {tp}:{span} is out of order: {committed} is committed, so the batch before it is still open "
             "or this one was committed already. Commit batches in the order poll() gave them"
         )
-
-
-def _is_passing(error: KafkaError) -> bool:
-    """Whether librdkafka goes on by itself after this error."""
-    return error.retriable() or error.code() in {
-        KafkaError._TRANSPORT,  # noqa: SLF001
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-        KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError._RESOLVE,  # noqa: SLF001
-        KafkaError._PARTITION_EOF,  # noqa: SLF001
-        KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - on_lost follows, and the watchdog rules
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }

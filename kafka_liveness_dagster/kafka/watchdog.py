@@ -42,6 +42,7 @@ class RunLink:
         state: asks Dagster how the run is; called on the watchdog's thread every half second.
         ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
         log: where what happens to the consumer is told: the run's own log.
+        is_step: this process was started by its run worker for one step, and ends with it.
     """
 
     run_id: str
@@ -49,6 +50,7 @@ class RunLink:
     state: Callable[[], RunState]
     ends_at_ms: int | None = None
     log: logging.Logger = log
+    is_step: bool = False
 
     @property
     def mark(self) -> str:
@@ -60,16 +62,25 @@ class Watchdog:
     """The fence of one consumer and the thread that raises it.
 
     A second thread asks Dagster how the run is, so that a slow answer delays no deadline; for the same reason
-    neither writes to the run's log.
+    neither writes to the run's log, and a third one answers rebalances.
 
     Args:
         timer: the poll timer; polls are reported with ``polled``.
         link: the run to watch.
         leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up.
+        serve: called all the time until the fence goes up, on a thread of its own: answer the group
+            (``liveness="progress"``); None where only the owner's polls do.
     """
 
-    def __init__(self, timer: PollTimer, link: RunLink, leave: Callable[[FenceReason], None]) -> None:
-        self._timer, self._link, self._leave = timer, link, leave
+    def __init__(
+        self,
+        timer: PollTimer,
+        link: RunLink,
+        leave: Callable[[FenceReason], None],
+        serve: Callable[[], None] | None = None,
+    ) -> None:
+        self._timer, self._link, self._leave, self._serve = timer, link, leave, serve
+        self._met: Exception | None = None
         self._cancels: list[Callable[[], None]] = []
         self._raising = threading.Lock()
         self._reason: FenceReason | None = None
@@ -81,6 +92,8 @@ class Watchdog:
         """Begin to watch."""
         self._thread.start()
         threading.Thread(target=self._ask, name="kafka-liveness-run-state", daemon=True).start()
+        if self._serve is not None:
+            threading.Thread(target=self._answer, name="kafka-liveness-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """End the watch for good: the consumer is closed, and commits raise from now on."""
@@ -99,13 +112,17 @@ class Watchdog:
             self._cancel([cancel])
 
     def polled(self) -> None:
-        """The owner of this consumer polled.
+        """The owner of this consumer polled, or made progress otherwise.
 
         Raises:
             FencedError: the fence is up.
+            KafkaLivenessError: what the thread that answers rebalances met meanwhile.
         """
         self.check()
         self._timer.poll(now_ms())
+        met, self._met = self._met, None
+        if met is not None:
+            raise met
 
     def check(self) -> None:
         """Raise when this process may not commit any more, even if the thread has not looked yet.
@@ -121,6 +138,11 @@ class Watchdog:
             timed_out = self._reason is FenceReason.POLL_TIMEOUT
             raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "")
 
+    def fence(self, reason: FenceReason) -> None:
+        """Raise the fence, unless it is up: the caller saw what no look around can show."""
+        if self._reason is None:
+            self._raise_fence(reason)
+
     @property
     def reason(self) -> FenceReason | None:
         """Why the fence is up, None while it is not."""
@@ -135,12 +157,20 @@ class Watchdog:
     def _watch(self) -> None:
         try:
             while not self._stopped.wait(LOOK_SECONDS):
-                seen = Surroundings(self._parent_is_alive(), self._run_state)
+                seen = Surroundings(self._parent_is_alive(), self._run_state, self._link.is_step)
                 reason = reason_to_fence(self._timer, seen, now_ms())
                 if reason is not None and self._reason is None:
                     self._raise_fence(reason)
         finally:
             self._ended.set()
+
+    def _answer(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            try:
+                if self._serve is not None and self._reason is None:
+                    self._serve()
+            except Exception as error:  # noqa: BLE001 - raised where the owner polls next
+                self._met = error
 
     def _ask(self) -> None:
         asked_at_ms = now_ms()
@@ -178,3 +208,42 @@ class Watchdog:
 
     def _parent_is_alive(self) -> bool:
         return os.getppid() == self._parent
+
+
+class Watched:
+    """What both lanes let their owner know of the fence."""
+
+    _watchdog: Watchdog
+
+    def check(self) -> None:
+        """Raise when this process may not commit any more: ask before starting anything long.
+
+        Raises:
+            FencedError: the fence is up.
+        """
+        self._watchdog.check()
+
+    def heartbeat(self) -> None:
+        """Say that the work on the open batch goes on: the process timeout begins anew.
+
+        Raises:
+            FencedError: it had passed, or this process may not go on: stop the work.
+        """
+        self._watchdog.polled()
+
+    def on_fence(self, cancel: Callable[[], None]) -> None:
+        """Register what to cancel when the fence goes up, a Spark job for one.
+
+        Caller: a thread of the watchdog's, once per fence. Affects: work already under way.
+        """
+        self._watchdog.on_fence(cancel)
+
+    def _still_polling(self) -> bool:
+        """Report a poll; False when it comes too late and what is planned must be planned again."""
+        try:
+            self._watchdog.polled()
+        except FencedError as error:
+            if not error.reason.may_rejoin:
+                raise
+            return False
+        return True

@@ -39,7 +39,8 @@ class SparkJob:
 
     Args:
         session: the Spark Connect session the work runs in.
-        on_progress: called with (completed tasks, total tasks) of the running operation, about every 2 s.
+        on_progress: called with (completed tasks, total tasks) of the running operation when more of its tasks have
+            finished than before, or all of it; Spark tells about every 2 s.
             Caller: the thread inside the job, in the middle of a Spark call. Affects: nothing; keep it short.
     """
 
@@ -133,8 +134,8 @@ class SparkJob:
         infos = list(stages or ())
         completed = sum(info.num_completed_tasks for info in infos)
         before = self._seen[1] if self._seen[0] == operation_id else 0
+        self._seen = (operation_id, completed)
         if done or completed > before:
             self._last_progress_ms = now_ms()
-        self._seen = (operation_id, completed)
-        if self._on_progress is not None and infos:
-            self._on_progress(completed, sum(info.num_tasks for info in infos))
+            if self._on_progress is not None:
+                self._on_progress(completed, sum(info.num_tasks for info in infos))

@@ -19,6 +19,7 @@ from kafka_liveness_dagster.core.commit_log import ForeignCommitError, LiveMark,
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.resume import Owned
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
@@ -29,13 +30,13 @@ from kafka_liveness_dagster.kafka.errors import (
     FencedError,
     TopicNotFoundError,
 )
-from kafka_liveness_dagster.kafka.member import Member, Owned
+from kafka_liveness_dagster.kafka.member import Member
 from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, now_ms
 
 ORDERS = tuple(TopicPartition("orders", p) for p in range(4))  # the mock gives a new topic four partitions
 P0, P1 = ORDERS[:2]
 RUN = "0badcafe"
-PATIENCE = 20.0
+PATIENCE = 60.0
 GROUPS = (f"group-{n}" for n in itertools.count())
 
 
@@ -77,8 +78,7 @@ def join(kafka, group):
     members = []
 
     def subscribe(run):
-        config = kafka.member(group, f"client-{run}", timeouts())
-        members.append(Member(kafka, config, ["orders"], group, link(run)))
+        members.append(Member(kafka, LiveSettings(("orders",), group), timeouts(), link(run)))
         return members[-1]
 
     yield subscribe
@@ -392,7 +392,7 @@ def test_a_setting_that_breaks_a_promise_is_refused_with_its_remedy(name, value,
 def test_saying_what_is_done_anyway_is_fine(value):
     """Switching auto-commit off is what a careful user writes."""
     settings = KafkaSettings("localhost:9092", {"enable.auto.commit": value})
-    assert settings.member("g", "c", timeouts())["enable.auto.commit"] is False
+    assert settings.committer("g", "c")["enable.auto.commit"] is False
 
 
 def test_secrets_are_not_shown():

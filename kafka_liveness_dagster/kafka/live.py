@@ -1,0 +1,92 @@
+"""What does one membership work on? It settles the partitions that arrive and plans batches over what it owns.
+
+Decides nothing (``core.resume`` and ``core.fairness`` do); what it settles is committed before any record of it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.fairness import plan
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+from kafka_liveness_dagster.core.resume import Owned, check_log, resume
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from logging import Logger
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.resume import Resumed
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.config import LiveSettings
+    from kafka_liveness_dagster.kafka.member import Member
+
+_FORGET_SECONDS = 60.0
+
+
+class LiveLane:
+    """The partitions of one member.
+
+    Args:
+        jumped: takes the crash lag that this membership finds.
+    """
+
+    def __init__(
+        self, cluster: Cluster, member: Member, live: LiveSettings, jumped: list[OffsetRange], log: Logger
+    ) -> None:
+        self.member = member
+        self._cluster, self._live, self._jumped, self._log = cluster, live, jumped, log
+        self._forgot_at = time.monotonic()
+
+    def settle(self, poison: Collection[OffsetRange]) -> None:
+        """Decide where arrived partitions go on, and make it durable before the first record of theirs.
+
+        Args:
+            poison: offsets that may not stop the live lane again: owed from now on.
+        """
+        arrived = sorted(self.member.arrived)
+        if not arrived:
+            return
+        facts = self._cluster.facts(self._live.group_id, arrived)
+        resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, poison)) for tp in arrived}
+        self.member.adopt({tp: Owned(r.position, r.position, r.owed) for tp, r in resumed.items()})
+        for tp in (tp for tp in arrived if tp in self.member.owned):
+            self._tell(tp, resumed[tp])
+
+    def plan(
+        self, max_records: int, last: TopicPartition | None
+    ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
+        """The next ranges of what is owned; they count as planned from now on."""
+        owned = dict(self.member.owned)
+        bounds = self._cluster.log_bounds(owned)
+        for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
+            check_log(tp, o.position, *bounds[tp])
+        pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
+        ranges, last = plan(pending, max_records, last)
+        for r in ranges:
+            owned[r.topic_partition].position = r.end
+        return ranges, last
+
+    def forget_done(self) -> None:
+        """Now and then drop owed ranges that are done: the second log may expire before this member ends."""
+        if time.monotonic() - self._forgot_at < _FORGET_SECONDS:
+            return
+        self._forgot_at = time.monotonic()
+        owing = {tp: owned for tp, owned in self.member.owned.items() if owned.owed}
+        facts = self._cluster.facts(self._live.group_id, list(owing))
+        for tp, owned in owing.items():
+            owned.owed = facts[tp].second.outstanding(owned.owed)
+
+    def _tell(self, tp: TopicPartition, resumed: Resumed) -> None:
+        if resumed.skipped is not None:
+            self._jumped.append(OffsetRange(*tp, *resumed.skipped))
+            told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
+            self._log.warning(told, self._jumped[-1], resumed.skipped.size, resumed.position)
+        if resumed.overflow is not None:
+            told = "%s resumes in order at %d: its owed ranges are too many for a commit"
+            self._log.warning(told, tp, resumed.overflow.start)
+
+
+def _spans(tp: TopicPartition, ranges: Collection[OffsetRange]) -> tuple[Span, ...]:
+    return tuple(r.span for r in ranges if r.topic_partition == tp)

@@ -1,0 +1,300 @@
+"""KIP-62 on a real broker, with both group protocols: alive while at work, out of the group when stalled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka.errors import FencedError
+
+PATIENCE = 30.0
+SESSION, HEARTBEAT = 1.5, 0.5  # seconds
+
+
+class Group:
+    """A topic of four partitions with 50 records each, and members of one group on it."""
+
+    def __init__(self, services, topic, protocol):
+        self.topic, self.group_id, self.protocol = topic, f"etl-{uuid4().hex[:8]}", protocol
+        classic = {"session_timeout_seconds": SESSION, "heartbeat_interval_seconds": HEARTBEAT}
+        self.kafka = kl.KafkaLivenessResource(
+            bootstrap_servers=services.bootstrap_servers,
+            group_protocol=protocol,
+            **(classic if protocol == "classic" else {}),
+        )
+
+    def consumer(self, max_batch_seconds=20.0, **settings):
+        return self.kafka.consumer(
+            topics=[self.topic], group_id=self.group_id, max_batch_seconds=max_batch_seconds, **settings
+        )
+
+    def members(self):
+        return self.kafka.cluster().members(self.group_id)
+
+    def first_log(self):
+        commits = self.kafka.cluster().commits(self.group_id, [TopicPartition(self.topic, p) for p in range(4)])
+        return {tp.partition: (commit.offset, LiveMark.decode(commit.metadata).mark) for tp, commit in commits.items()}
+
+
+@pytest.fixture(params=["classic", "consumer"])
+def group(request, services, make_topic, produce):
+    """The same laws for the classic protocol and KIP-848's; there the session is the broker's to set."""
+    found = Group(services, make_topic(4), request.param)
+    for partition in range(4):
+        produce(services.bootstrap_servers, found.topic, partition, map(str, range(50)))
+    if request.param == "consumer":
+        from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # noqa: PLC0415
+
+        wanted = {"consumer.session.timeout.ms": SESSION, "consumer.heartbeat.interval.ms": HEARTBEAT}
+        entries = [
+            ConfigEntry(name, str(round(seconds * 1000)), incremental_operation=AlterConfigOpType.SET)
+            for name, seconds in wanted.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.GROUP, found.group_id, incremental_configs=entries)
+        admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+        admin.incremental_alter_configs([resource])[resource].result()
+    return found
+
+
+def seconds_until(reached, patience=PATIENCE):
+    """How long until a condition holds, looked at all the time."""
+    began = time.monotonic()
+    while not reached():
+        assert time.monotonic() - began < patience, "it never came to that"
+    return time.monotonic() - began
+
+
+def work(seconds):
+    """What a batch does that takes so long: the time is the input of these tests."""
+    threading.Event().wait(seconds)
+
+
+def whole_topic(consumer):
+    """Poll until every partition is owned, and give the batch."""
+    batch = consumer.poll(PATIENCE)
+    assert len(consumer.assignment()) == 4
+    return batch
+
+
+class Other:
+    """A second member on a thread of its own, polling and committing all the time."""
+
+    def __init__(self, group, **settings):
+        self.got_after, self.failed = None, None
+        self._joined, self._done = time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(group, settings))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join()
+
+    def _run(self, group, settings):
+        try:
+            with group.consumer(**settings) as consumer:
+                while not self._done.is_set():
+                    if (batch := consumer.poll(0.1)) is not None:
+                        consumer.commit(batch)
+                    if self.got_after is None and consumer.assignment():
+                        self.got_after = time.monotonic() - self._joined
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            self.failed = error
+
+
+def test_a_stalled_member_leaves_at_its_process_timeout(group):
+    """No later than a second after it, the coordinator no longer lists the member: LeaveGroup, on both protocols."""
+    with group.consumer(max_batch_seconds=2.0) as consumer:
+        whole_topic(consumer)
+        assert len(group.members()) == 1
+        assert 1.5 < seconds_until(lambda: not group.members()) <= 3.0
+
+
+def test_a_batch_may_take_longer_than_the_session(group):
+    """Heartbeats go on while the op works: a batch three times as long as the session commits."""
+    with group.consumer() as consumer:
+        batch = whole_topic(consumer)
+        work(3 * SESSION + 0.2)
+        consumer.commit(batch)
+        assert len(group.members()) == 1
+        assert {offset for offset, _ in group.first_log().values()} == {50}
+
+
+def test_after_expiry_a_commit_raises_and_the_next_poll_rejoins(group):
+    """Nothing of the late batch is committed; the same offsets come again, to a new member."""
+    with group.consumer(max_batch_seconds=2.0) as consumer:
+        batch = whole_topic(consumer)
+        before = group.members()
+        work(2.3)
+        with pytest.raises(FencedError, match="nothing was committed"):
+            consumer.commit(batch)
+        assert {offset for offset, _ in group.first_log().values()} == {0}
+        again = whole_topic(consumer)
+        assert again.ranges == batch.ranges
+        consumer.commit(again)
+        assert {offset for offset, _ in group.first_log().values()} == {50}
+        assert {m.member_id for m in before}.isdisjoint(m.member_id for m in group.members())
+
+
+def test_the_process_timeout_is_kept_during_a_rebalance(group):
+    """A member that is stalled while another joins is out at its process timeout, and the other has it all."""
+    with group.consumer(max_batch_seconds=3.0) as stalled:
+        whole_topic(stalled)
+        began = time.monotonic()
+        with Other(group) as other:
+            seconds_until(lambda: len(group.members()) == 2)
+            seconds_until(lambda: len(group.members()) == 1)
+            assert 2.5 < time.monotonic() - began <= 4.0
+            seconds_until(lambda: [len(m.partitions) for m in group.members()] == [4])
+        assert other.failed is None
+
+
+def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
+    """KIP-62: the second member gets its partitions when the batch is over, and the batch is committed whole."""
+    with group.consumer() as first:
+        batch = whole_topic(first)
+        with Other(group) as other:
+            work(4.0)
+            assert other.got_after is None
+            first.commit(batch)
+            seconds_until(lambda: first.poll(0.1) is not None or other.got_after is not None)
+            assert other.got_after > 4.0
+            assert first.jumped == []
+        assert other.failed is None
+    assert {offset for offset, _ in group.first_log().values()} == {50}
+
+
+def test_in_progress_mode_a_rebalance_does_not_wait(group):
+    """The second member has its partitions after two heartbeats and a second, in the middle of the first's batch."""
+    with group.consumer(liveness="progress") as first:
+        batch = whole_topic(first)
+        with Other(group) as other:
+            seconds_until(lambda: other.got_after is not None, patience=10.0)
+            assert other.got_after <= 2 * HEARTBEAT + 1.0
+            first.commit(batch)  # what it still owns; the rest is processed again by the other
+            seconds_until(lambda: {offset for offset, _ in group.first_log().values()} == {50})
+            assert first.jumped == []
+        assert other.failed is None
+
+
+def test_in_progress_mode_a_batch_without_progress_is_thrown_out(group):
+    """That the watchdog answers rebalances keeps no stalled batch in the group; heartbeats of the op do."""
+    with group.consumer(max_batch_seconds=2.0, liveness="progress") as consumer:
+        batch = whole_topic(consumer)
+        for _ in range(12):
+            work(0.3)
+            consumer.heartbeat()
+        assert len(group.members()) == 1
+        assert 1.5 < seconds_until(lambda: not group.members()) <= 3.0
+        for refused in (consumer.heartbeat, lambda: consumer.commit(batch)):
+            with pytest.raises(FencedError, match="longer than its process timeout"):
+                refused()
+
+
+def test_the_group_waits_for_the_larger_poll_interval(group):
+    """KIP-62's test plan: with conflicting poll intervals nobody is thrown out before its own has passed."""
+    with group.consumer(max_batch_seconds=3.0) as quick, group.consumer(max_batch_seconds=20.0) as slow:
+        whole_topic(quick)
+        seconds_until(lambda: (slow.poll(0.1), quick.poll(0.1)) and len(slow.assignment()) == len(quick.assignment()))
+        before = {m.member_id for m in group.members()}
+        with Other(group) as third:
+            work(2.5)
+            quick.poll(0.0)
+            work(2.5)  # longer than the quick one's interval since the third came, shorter than the slow one's
+            quick.poll(0.0)
+            assert before <= {m.member_id for m in group.members()}
+            seconds_until(lambda: (slow.poll(0.1), quick.poll(0.1)) and third.got_after is not None)
+            assert before <= {m.member_id for m in group.members()}
+        assert third.failed is None
+
+
+def test_manual_assignment_has_no_member_and_no_group_thread(group, services, produce):
+    """The catch-up lane is in no group: nobody rebalances for it, its deadline is the watchdog's."""
+    with pytest.raises(ZeroDivisionError), group.consumer(enable_parallel_rebalance=True) as consumer:
+        whole_topic(consumer)
+        raise ZeroDivisionError
+    produce(services.bootstrap_servers, group.topic, 0, ["new"])
+    with group.consumer(enable_parallel_rebalance=True) as live:
+        seconds_until(lambda: live.poll(0.1) or len(live.assignment()) == 4)
+        owed = live.owed(group.topic, 0)
+    with group.kafka.catch_up(group_id=group.group_id, ranges=owed, max_batch_seconds=2.0) as lane:
+        batch = lane.poll()
+        cluster = group.kafka.cluster()
+        assert cluster.members(group.group_id) == cluster.members(f"{group.group_id}.catch-up") == ()
+        assert "kafka-liveness-heartbeat" not in {thread.name for thread in threading.enumerate()}
+        work(2.3)
+        with pytest.raises(FencedError, match="longer than its process timeout"):
+            lane.commit(batch)
+        again = lane.poll()
+        assert again.ranges == batch.ranges
+        lane.commit(again)
+        assert lane.poll() is None
+
+
+def test_a_static_member_that_comes_back_in_time_moves_no_partitions(group):
+    """KIP-345: a restart within the session keeps the partitions where they were; nothing is owed."""
+    with group.consumer(group_instance_id="etl-0", max_poll_records=100) as first:
+        first.commit(first.poll(PATIENCE))
+        seconds_until(lambda: len(first.assignment()) == 4)
+    with group.consumer(group_instance_id="etl-0", enable_parallel_rebalance=True) as again:
+        assert sum(r.size for r in again.poll(PATIENCE).ranges) == 100
+        assert again.jumped == []
+
+
+def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
+    """It does not leave the group when it closes: others get its partitions at the session timeout, released."""
+    with group.consumer(group_instance_id="etl-0") as static:
+        static.commit(whole_topic(static))
+    assert {mark for _, mark in group.first_log().values()} == {Mark.RELEASED}
+    assert len(group.members()) == 1
+    with group.consumer() as other:
+        assert seconds_until(lambda: other.poll(0.1) or len(other.assignment()) == 4) < SESSION + 3
+
+
+def test_a_stalled_static_member_keeps_its_partitions_for_one_session_more(group):
+    """Its process timeout ends the heartbeats and refuses its commit; the coordinator waits for the session."""
+    with group.consumer(max_batch_seconds=2.0, group_instance_id="etl-0") as static:
+        batch = whole_topic(static)
+        work(2.3)
+        assert len(group.members()) == 1
+        assert seconds_until(lambda: not group.members()) <= SESSION + 1.0
+        with pytest.raises(FencedError, match="longer than its process timeout"):
+            static.commit(batch)
+        assert whole_topic(static).ranges == batch.ranges
+
+
+def test_two_consumers_with_one_instance_id_end_with_a_named_error(group):
+    """The group keeps one of them (classic: the new one, KIP-848: the old one); the other hears why and is out."""
+    with group.consumer(group_instance_id="etl-0") as first, group.consumer(group_instance_id="etl-0") as second:
+        batch = whole_topic(first)
+        out, stays = (first, second) if group.protocol == "classic" else (second, first)
+        with pytest.raises(FencedError, match=r"same group\.instance\.id.*of its own"):
+            while True:
+                second.poll(0.1)
+                out.poll(0.1)
+        seconds_until(lambda: stays.poll(0.1) or len(stays.assignment()) == 4)
+        if stays is first:
+            first.commit(batch)
+        else:
+            with pytest.raises(FencedError, match=r"same group\.instance\.id"):
+                first.commit(batch)
+
+
+def test_the_brokers_session_is_not_a_members_to_set(group):
+    """KIP-848 keeps session and heartbeat on the broker: setting them is refused with the group's own numbers."""
+    if group.protocol == "classic":
+        assert group.consumer().timeouts.session_ms == SESSION * 1000
+        return
+    assert group.consumer().timeouts.session_ms == SESSION * 1000
+    theirs = group.kafka.model_copy(update={"session_timeout_seconds": 10.0})
+    with pytest.raises(InvalidSettingError, match=r"1,500.*kafka-configs"):
+        theirs.consumer(topics=[group.topic], group_id=group.group_id)

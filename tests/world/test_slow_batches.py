@@ -1,0 +1,115 @@
+"""A batch that exceeds its budget comes again at half its size, down to the offset that is too slow alone."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.source import read
+
+OFFSETS = 4
+POISON = 1
+
+
+def slow_if(condition):
+    """A transform that keeps Spark busy for longer than any budget here at rows for which the condition holds."""
+    nap = f"if({condition}, java_method('java.lang.Thread', 'sleep', 60000L), '')"
+    return lambda batch: batch.selectExpr("topic", "partition", "offset", f"concat({nap}, '') AS nap")
+
+
+def warm_up(services, topic, transform):
+    """A cold Spark compiles for longer than a budget of seconds: let it see the query and a write once."""
+    spark, ranges = connect(services.spark_remote), [kl.OffsetRange(topic, 0, 0, 1)]
+    options = {"kafka.bootstrap.servers": services.bootstrap_servers}
+    write(spark, "lake.warm.up", ranges, lambda: transform(read(spark, ranges, options)), may_go_on=lambda: None)
+    spark.stop()
+
+
+@pytest.fixture
+def world(services, make_topic, produce, table):
+    """A topic of one partition with a few records, and runs of an asset on it."""
+    topic = make_topic(1)
+    produce(services.bootstrap_servers, topic, 0, map(str, range(OFFSETS)))
+    resources = {
+        "kafka": kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=1),
+        "spark": kl.SparkConnectResource(remote=services.spark_remote),
+    }
+
+    class World:
+        """Runs of one asset in a Dagster of its own."""
+
+        instance = dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}})
+
+        def asset(self, transform, **settings):
+            settings = {"max_batch_seconds": 4, "idle_seconds": 0.5, **settings}
+            make = kl.kafka_asset(name="orders", topics=[topic], group_id=f"etl-{topic}", table=table, **settings)
+            return make(transform)
+
+        def run(self, asset, job="orders_job", **settings):
+            defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=resources))
+            found = defs.resolve_job_def(job)
+            return found.execute_in_process(instance=self.instance, raise_on_error=False, **settings)
+
+        def said(self, run, words):
+            logs = self.instance.all_logs(run.run_id)
+            return [entry.user_message for entry in logs if words in entry.user_message]
+
+    found = World()
+    found.topic, found.table, found.kafka = topic, table, resources["kafka"]
+    with found.instance:
+        yield found
+
+
+def test_half_the_batch_is_in_time(world, rows, services):
+    """A batch of more than two offsets hangs: four are too many, two are not, and all end in the table."""
+    transform = slow_if("count(*) OVER (PARTITION BY partition) > 2")
+    warm_up(services, world.topic, transform)
+    asset = world.asset(transform)
+    run = world.run(asset)
+    assert run.success, run.failure_data_for_node("orders").error.cause
+    assert [row["offset"] for row in rows(world.table)] == list(range(OFFSETS))
+    late = world.said(run, "longer than its process timeout")
+    assert late[0].startswith(f"{world.topic}:0:0-4: ")
+    assert "At most 2 offsets next" in late[0]
+    committed = world.said(run, "committed ")
+    assert committed[0].startswith(f"committed {world.topic}:0:0-2: 2 rows")
+
+
+def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
+    """The default: nothing behind it is processed, nothing of it is committed, and the error says where it is."""
+    run = world.run(world.asset(slow_if(f"offset = {POISON}")))
+    assert not run.success
+    error = run.failure_data_for_node("orders").error.cause
+    assert error.cls_name == PoisonedOffsetError.__name__
+    assert f"offset {POISON} of {world.topic}:0" in error.message
+    assert "on_poison='quarantine'" in error.message
+    assert [row["offset"] for row in rows(world.table)] == list(range(POISON))
+
+
+def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
+    """It is a partition like any crash lag, with the reason on its page; a mended transform drains it."""
+    asset = world.asset(slow_if(f"offset = {POISON}"), on_poison="quarantine")
+    run = world.run(asset)
+    assert run.success
+    left = [offset for offset in range(OFFSETS) if offset != POISON]
+    assert [row["offset"] for row in rows(world.table)] == left
+    key = f"{world.topic}:0:{POISON}-{POISON + 1}"
+    seen = world.instance.fetch_observations(asset.crash_lag.key, limit=1).records[0]
+    assert seen.asset_entry.asset_key if hasattr(seen, "asset_entry") else seen.asset_key == asset.crash_lag.key
+    assert seen.partition_key == key
+    assert "stays owed" in seen.asset_observation.description
+    with world.kafka.consumer(topics=[world.topic], group_id=f"etl-{world.topic}") as consumer:
+        assert [str(owed) for owed in consumer.owed(world.topic, 0)] == [key]
+
+    world.instance.add_dynamic_partitions("orders_crash_lag", [key])
+    still = world.run(asset, "orders_crash_lag_job", partition_key=key)
+    assert not still.success
+    assert "stay missing" in still.failure_data_for_node("orders_crash_lag").error.cause.message
+
+    mended = world.asset(lambda batch: batch.selectExpr("topic", "partition", "offset", "'' AS nap"))
+    assert world.run(mended, "orders_crash_lag_job", partition_key=key).success
+    assert [row["offset"] for row in rows(world.table)] == list(range(OFFSETS))
