@@ -23,6 +23,7 @@ GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/cause"
 _MAX_RUNTIME = "dagster/max_runtime"
+_warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 
 
@@ -32,7 +33,7 @@ def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str
 
 
 def link_of(context: Context) -> RunLink:
-    """The link by which a consumer's watchdog follows its run."""
+    """The link by which a consumer's watchdog follows its run; says once when only we keep the run's time limit."""
     from kafka_liveness_dagster.kafka.watchdog import RunLink, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
 
     run = _run_of(context)
@@ -40,6 +41,8 @@ def link_of(context: Context) -> RunLink:
         run_id = uuid4().hex
         return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
     remaining = _run_remaining(context)
+    if remaining is not None and not context.instance.run_monitoring_enabled:
+        _warn_unenforced(context, run)
     return RunLink(
         run.run_id,
         f"dagster/{run.job_name}/{run.run_id}/{_op(context).op_handle}",
@@ -73,9 +76,20 @@ def _op(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecu
 def _run_remaining(context: Context) -> float | None:
     """Seconds left of ``dagster/max_runtime``, None when the run has none."""
     record = context.instance.get_run_record_by_id(_op(context).run_id) if context is not None else None
-    if record is None or (limit := _seconds(record.dagster_run.tags, "run tag", _MAX_RUNTIME)) is None:
-        return None
+    if record is None or not (limit := _seconds(record.dagster_run.tags, "run tag", _MAX_RUNTIME)):
+        return None  # 0 is Dagster's word for no limit
     return limit - (time.time() - (record.start_time or time.time()))
+
+
+def _warn_unenforced(context: dg.AssetExecutionContext | dg.OpExecutionContext, run: dg.DagsterRun) -> None:
+    if run.run_id not in _warned:
+        _warned.add(run.run_id)
+        context.log.warning(
+            "%s is %s s and Dagster's run monitoring is off: the consumer leaves its group when the time is up, but "
+            "nobody ends the run. Set `run_monitoring: enabled: true` in dagster.yaml",
+            _MAX_RUNTIME,
+            run.tags[_MAX_RUNTIME],
+        )
 
 
 def _asset_metadata(context: Context) -> dict[str, Any]:

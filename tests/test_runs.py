@@ -1,0 +1,204 @@
+"""What a run's budget is and what is said about it, asked of real Dagster runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
+from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, budget_of, link_of
+
+REMAINING = "what is left of dagster/max_runtime"
+CAPPED = f"capped by {REMAINING}"
+SPENT = 5.0  # seconds a test's run may have spent before it asks
+
+
+@pytest.fixture(scope="module")
+def instance():
+    """A Dagster instance with its own files; run monitoring is off, as by default."""
+    with dg.instance_for_test() as instance:
+        yield instance
+
+
+def limit(seconds):
+    """The run tag that limits a run."""
+    return {"dagster/max_runtime": str(seconds)}
+
+
+def budget_in_asset(instance, *, argument=None, op_tag=None, metadata=None, tags=None):
+    """The budget that an asset's run finds."""
+    found = []
+
+    @dg.asset(
+        op_tags={} if op_tag is None else {MAX_BATCH_SECONDS: op_tag},
+        metadata={} if metadata is None else {MAX_BATCH_SECONDS: metadata},
+    )
+    def orders(context):
+        found.append(budget_of(context, argument=argument, default=300))
+
+    dg.materialize([orders], instance=instance, tags=tags)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "source"),
+    [
+        pytest.param({}, 300, "resource default", id="nobody said anything"),
+        pytest.param({"tags": limit(900)}, 900, REMAINING, id="the run's limit says more than a default"),
+        pytest.param({"metadata": 200, "tags": limit(900)}, 200, "asset metadata", id="asset metadata before that"),
+        pytest.param({"op_tag": "100", "metadata": 200, "tags": limit(900)}, 100, "op tag", id="an op tag before both"),
+        pytest.param(
+            {"argument": 50, "op_tag": "100", "metadata": 200, "tags": limit(900)}, 50, "argument", id="code before all"
+        ),
+        pytest.param(
+            {"argument": 50, "op_tag": "100", "tags": limit(30)}, 30, f"argument, {CAPPED}", id="the run caps code too"
+        ),
+        pytest.param({"metadata": 200, "tags": limit(30)}, 30, f"asset metadata, {CAPPED}", id="and metadata"),
+        pytest.param({"tags": limit(0)}, 300, "resource default", id="Dagster takes a limit of 0 for none"),
+        pytest.param({"metadata": dg.MetadataValue.float(1.5)}, 1.5, "asset metadata", id="metadata in Dagster's type"),
+    ],
+)
+def test_the_first_who_says_it_gives_the_budget(instance, said, seconds, source):
+    """Argument > op tag > asset metadata > what is left of the run > default, and the run caps them all."""
+    budget = budget_in_asset(instance, **said)
+    assert budget.source == source
+    assert seconds - (SPENT if REMAINING in source else 0) <= budget.seconds <= seconds
+
+
+def test_a_plain_op_has_a_budget_too(instance):
+    """No asset is needed: the tag on the op counts."""
+    found = []
+
+    @dg.op(tags={MAX_BATCH_SECONDS: "90"})
+    def consume(context):
+        found.append(budget_of(context, argument=None, default=300))
+
+    @dg.job
+    def consuming() -> None:
+        consume()
+
+    consuming.execute_in_process(instance=instance)
+    assert str(found[0]) == "90 s (op tag)"
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "says"),
+    [
+        pytest.param({"op_tag": "2 min"}, InvalidSettingError, "op tag .* is '2 min': wanted a number", id="op tag"),
+        pytest.param({"metadata": "soon"}, InvalidSettingError, "asset metadata .* is 'soon'", id="metadata"),
+        pytest.param({"tags": limit("1h")}, InvalidSettingError, "run tag dagster/max_runtime is '1h'", id="run tag"),
+        pytest.param({"metadata": 300_000}, InvalidSettingError, "300,000 s .asset metadata.*24 h", id="milliseconds"),
+        pytest.param({"tags": limit(0.001)}, RunBudgetSpentError, "no further batch is started", id="nothing left"),
+    ],
+)
+def test_a_budget_nobody_could_mean_is_refused_by_its_owner(instance, said, error, says):
+    """The error names who said it and what."""
+    with pytest.raises(error, match=says):
+        budget_in_asset(instance, **said)
+
+
+def test_a_script_has_no_run_to_ask():
+    """Without a context the argument and the default are all there is."""
+    assert str(budget_of(None, argument=None, default=300)) == "300 s (resource default)"
+
+
+def test_a_context_built_by_hand_is_a_script(instance):
+    """A unit test of an asset needs no run: nothing of it is in the instance."""
+    with dg.build_asset_context(instance=instance) as context:
+        assert str(budget_of(context, argument=None, default=300)) == "300 s (resource default)"
+        assert link_of(context).client_id.startswith("kafka-liveness/script/")
+
+
+class AskedError(Exception):
+    """Ends a run before it needs a broker."""
+
+
+class AskedForBudget:
+    """Stands where the Kafka resource is: finds the budget as that does, and has no broker."""
+
+    def __init__(self) -> None:
+        self.budgets: list[Any] = []
+
+    def ask(self, **settings):
+        self.budgets.append(budget_of(settings["context"], argument=settings.get("max_batch_seconds"), default=300))
+        raise AskedError
+
+    consumer = catch_up = ask
+
+
+@pytest.mark.parametrize("lane", ["orders", "orders_crash_lag"])
+@pytest.mark.parametrize(
+    ("max_batch_seconds", "found"),
+    [
+        pytest.param(120, "120 s (asset metadata)", id="the asset's own"),
+        pytest.param(None, "300 s (resource default)", id="an asset that says nothing"),
+    ],
+)
+def test_a_run_from_the_ui_has_the_assets_budget(instance, lane, max_batch_seconds, found):
+    """A backfill's run is one of Dagster's own job over assets: no op tags, only the asset's metadata."""
+    made = kl.kafka_asset(
+        name="orders",
+        topics=["orders.v1-raw"],
+        group_id="orders-etl",
+        table="lake.shop.orders",
+        max_batch_seconds=max_batch_seconds,
+    )(lambda batch: batch)
+    kafka = AskedForBudget()
+    defs = dg.Definitions.merge(made.definitions, dg.Definitions(resources={"kafka": kafka, "spark": object()}))
+    partition = None
+    if lane == "orders_crash_lag":
+        partition = "orders.v1-raw:3:70-120"
+        instance.add_dynamic_partitions(lane, [partition])
+    job = defs.resolve_implicit_global_asset_job_def()
+    with pytest.raises(AskedError):
+        job.execute_in_process(
+            instance=instance,
+            asset_selection=[dg.AssetKey(lane)],
+            partition_key=partition,
+            tags={"dagster/backfill": "fxapuzpu"},
+        )
+    assert list(map(str, kafka.budgets)) == [found]
+
+
+def warnings_of(instance, *, tags, links=1):
+    """What a run's log warns of when its op makes so many consumers."""
+
+    @dg.op
+    def consume(context):
+        for _ in range(links):
+            link_of(context)
+
+    @dg.job
+    def consuming() -> None:
+        consume()
+
+    run = consuming.execute_in_process(instance=instance, tags=tags)
+    return [entry.user_message for entry in instance.all_logs(run.run_id) if entry.level == 30]  # logging.WARNING
+
+
+def test_a_limit_that_nobody_enforces_is_told_in_the_runs_log(instance):
+    """Without Dagster's run monitoring the group is left at the limit, but the run goes on: said, with the remedy."""
+    (warning,) = warnings_of(instance, tags=limit(600))
+    assert "dagster/max_runtime is 600 s and Dagster's run monitoring is off" in warning
+    assert "Set `run_monitoring: enabled: true` in dagster.yaml" in warning
+
+
+def test_it_is_told_once_in_a_run_and_again_in_the_next(instance):
+    """An op may make a consumer for each lane."""
+    assert [len(warnings_of(instance, tags=limit(600), links=3)) for _ in range(2)] == [1, 1]
+
+
+def test_a_limit_that_dagster_enforces_is_not_told():
+    """With run monitoring all is as it should be."""
+    with dg.instance_for_test(overrides={"run_monitoring": {"enabled": True}}) as instance:
+        assert warnings_of(instance, tags=limit(600)) == []
+
+
+@pytest.mark.parametrize("tags", [{}, limit(0)])
+def test_a_run_without_a_limit_has_nothing_to_enforce(instance, tags):
+    """Run monitoring is nobody's business then."""
+    assert warnings_of(instance, tags=tags) == []
