@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+
+_SECONDS = click.FloatRange(min=0, min_open=True)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _writable(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse at the beginning what could not be written at the end."""
+    if file is not None and not os.access(file.parent, os.W_OK):
+        raise click.BadParameter(f"folder {file.parent} does not exist, or may not be written to")
+    return file
 
 
 class _Group(click.Group):
@@ -103,7 +114,7 @@ def doctor(context: click.Context, bootstrap_servers: str, spark_remote: str) ->
 
 
 @main.command()
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the verdict there.")
+@click.option("--json", "json_file", type=_FILE, help="Write the verdict there.")
 @click.option("--keep", is_flag=True, help="Stay with Dagster's UI and the services running until Ctrl-C.")
 @click.pass_context
 def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
@@ -120,13 +131,60 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
       kafka-liveness demo --json verdict.json
     """  # noqa: D301  click's own mark: do not rewrap what follows
     story = _example("definitions.demo.story")
-    for asked_to_end in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a shell ignores SIGINT for background jobs
-        signal.signal(asked_to_end, signal.default_int_handler)
+    _clean_up_when_asked_to_end()
     verdict = story.tell(keep=keep, json_file=json_file)
     context.exit(0 if verdict.holds else 1)
+
+
+@main.command()
+@click.option("--session", type=_SECONDS, default=2.0, show_default=True, help="Session timeout, in seconds.")
+@click.option("--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take.")
+@click.option("--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take.")
+@click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
+@click.option("--bootstrap-servers", default="embedded", show_default=True, help="A Kafka of yours, host:port.")
+@click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write verdict and events there.")
+@click.option("--picture", type=_FILE, callback=_writable, help="Draw them there, as SVG.")
+@click.pass_context
+def timeline(
+    context: click.Context,
+    *,
+    session: float,
+    poll_interval: float,
+    stall: float,
+    protocol: Literal["classic", "consumer"],
+    bootstrap_servers: str,
+    json_file: Path | None,
+    picture: Path | None,
+) -> None:
+    """Watch what KIP-62 promises: a consumer that stalls, second by second.
+
+    It polls a batch and stalls. Heartbeats go on; at the poll interval it leaves its group; when it polls again it
+    joins again and is given the uncommitted batch again. The op, the watchdog, librdkafka and the broker each tell
+    what they saw. Exit code 1 unless it was so. The defaults are a session timeout of 10 s, a poll interval of
+    1 min and a stall of 3 min, divided by 5.
+
+    Topic and group are made for it and deleted afterwards. An ordinary broker allows session timeouts from 6 s
+    (from 45 s with --protocol consumer).
+
+    \b
+    Example:
+      kafka-liveness timeline
+      kafka-liveness timeline --session 6 --poll-interval 10 --stall 20 --bootstrap-servers broker-1.example.com:9092
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.resources import KafkaLivenessResource  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.timeline import show  # noqa: PLC0415
+    from kafka_liveness_dagster.timeline.events import Scene  # noqa: PLC0415
+
+    scene = Scene(protocol, session, poll_interval, stall)
+    _clean_up_when_asked_to_end()
+    kafka = KafkaLivenessResource(bootstrap_servers=bootstrap_servers).settings()
+    context.exit(0 if show.tell(kafka, scene, json_file=json_file, picture=picture).holds else 1)
+
+
+def _clean_up_when_asked_to_end() -> None:
+    """Make both signals raise KeyboardInterrupt; a shell ignores SIGINT for background jobs."""
+    for asked_to_end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked_to_end, signal.default_int_handler)
 
 
 def _example(module: str) -> Any:

@@ -1,0 +1,1 @@
+"""The timeline of KIP-62: a consumer that stalls, watched from three sides, as a command, a verdict and a picture."""

@@ -1,0 +1,148 @@
+"""What happened, and when? The closed set of events of a timeline, and how they are read from a client's log.
+
+librdkafka's own threads write a line for each request they send, whatever the op is doing. The op and the watchdog
+write theirs in the same form, so that one stream holds it all in order. Never looks at a clock.
+
+>>> log = ClientLog()
+>>> log.read("%7|1795266881.120|SEND|etl#consumer-8| [thrd:GroupCoordinator]: …: Sent LeaveGroupRequest (v1, …)")
+Event(at=1795266881.12, what=<What.LEAVE_SENT: 'LeaveGroup sent'>, detail='')
+>>> log.read(line_of_op(1795266881.07, What.BATCH_POLLED, "orders:3:70-100"))
+Event(at=1795266881.07, what=<What.BATCH_POLLED: 'poll() gave a batch'>, detail='orders:3:70-100')
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self
+
+DEBUG = "protocol,cgrp"  # what librdkafka must be told for `ClientLog`; cgrp tells KIP-848's heartbeats apart
+LOG_FORMAT = "%%4|%(created).3f|LOG|%(threadName)s| %(message)s"
+_WATCHDOG, _FENCED = "kafka-liveness-watchdog", "fenced: "
+_LINE = re.compile(r"%\d\|(?P<at>\d+\.\d+)\|(?P<facility>\w+)\|(?P<source>[^|]*)\| ?(?P<text>.*)")
+_SENT = re.compile(r": Sent (\w+)Request ")
+_EPOCH = re.compile(r"ConsumerGroupHeartbeat of member id .* generation id (-?\d+)")
+
+
+class What(Enum):
+    """Everything a timeline tells; the value is what people read."""
+
+    CONSUMER_MADE = "consumer made"
+    POLL_CALLED = "poll() called"
+    BATCH_POLLED = "poll() gave a batch"
+    COMMIT_REFUSED = "commit() refused"
+    BATCH_COMMITTED = "commit() accepted"
+    JOIN_SENT = "JoinGroup sent"
+    HEARTBEAT_SENT = "heartbeat sent"
+    LEAVE_SENT = "LeaveGroup sent"
+    FENCED = "fenced"
+    MEMBER_SEEN = "member in the group"
+    GROUP_EMPTY = "group is empty"
+
+    @property
+    def who(self) -> Literal["op", "librdkafka", "watchdog", "broker"]:
+        """Who did it, or, for the broker, who says so."""
+        if self in (What.JOIN_SENT, What.HEARTBEAT_SENT, What.LEAVE_SENT):
+            return "librdkafka"
+        if self in (What.MEMBER_SEEN, What.GROUP_EMPTY):
+            return "broker"
+        return "watchdog" if self is What.FENCED else "op"
+
+
+_REQUESTS = {"JoinGroup": What.JOIN_SENT, "Heartbeat": What.HEARTBEAT_SENT, "LeaveGroup": What.LEAVE_SENT}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. ``at`` is in seconds: since the epoch in a log, since the first poll in a timeline."""
+
+    at: float
+    what: What
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a timeline is to show: the group protocol, two timeouts, and how long the op stalls, in seconds.
+
+    Raises:
+        InvalidSettingError: nothing would stall.
+    """
+
+    protocol: Literal["classic", "consumer"]
+    session: float
+    poll_interval: float
+    stall: float
+
+    def __post_init__(self) -> None:
+        if self.stall <= self.poll_interval:
+            raise InvalidSettingError(
+                f"a stall of {self.stall:g} s is within the poll interval of {self.poll_interval:g} s: the op would be "
+                "in time. Raise --stall or lower --poll-interval"
+            )
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A scene and what was seen of it."""
+
+    scene: Scene
+    events: tuple[Event, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``from_json`` makes the same telling of."""
+        events = [{"at": e.at, "who": e.what.who, "what": e.what.value, "detail": e.detail} for e in self.events]
+        return {"scene": asdict(self.scene), "events": events}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """The telling that was written."""
+        events = (Event(e["at"], What(e["what"]), e["detail"]) for e in told["events"])
+        return cls(Scene(**told["scene"]), tuple(events))
+
+
+def line_of_op(at: float, what: What, detail: str) -> str:
+    """How the op writes an event, in librdkafka's own form."""
+    return f"%6|{at:.3f}|OP|{what.value}| {detail}"
+
+
+class ClientLog:
+    """Reads what one process writes, line by line.
+
+    Under KIP-848 joining, staying and leaving are one request, told apart by the member epoch that librdkafka
+    names in the line before: 0 joins, -1 leaves.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def read(self, line: str) -> Event | None:
+        """The event of a line; None for a line that tells none."""
+        if (found := _LINE.match(line)) is None:
+            return None
+        at, facility, source, text = float(found["at"]), found["facility"], found["source"], found["text"]
+        if facility == "OP":
+            return Event(at, What(source), text)
+        if facility == "LOG":
+            fenced = source == _WATCHDOG and text.startswith(_FENCED)
+            return Event(at, What.FENCED, text.removeprefix(_FENCED)) if fenced else None
+        if epoch := _EPOCH.search(text):
+            self._epoch = int(epoch[1])
+        return self._request(at, text) if facility == "SEND" else None
+
+    def _request(self, at: float, text: str) -> Event | None:
+        sent = _SENT.search(text)
+        if sent is not None and sent[1] == "ConsumerGroupHeartbeat":
+            what = {-1: What.LEAVE_SENT, 0: What.JOIN_SENT}.get(self._epoch, What.HEARTBEAT_SENT)
+            told = "" if what is What.HEARTBEAT_SENT else f"a heartbeat with member epoch {self._epoch}"
+            return Event(at, what, told)
+        what_else = _REQUESTS.get(sent[1]) if sent is not None else None
+        return None if what_else is None else Event(at, what_else)

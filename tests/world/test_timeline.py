@@ -1,0 +1,266 @@
+"""The timeline of KIP-62 on a real broker: told from what was seen, and nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from kafka_liveness_dagster.timeline.events import Event, Telling, What
+from kafka_liveness_dagster.timeline.picture import draw
+from kafka_liveness_dagster.timeline.verdict import judge
+
+DOCS = Path(__file__).parents[2] / "docs"
+RUNS = {
+    protocol: json.loads((DOCS / "images" / f"liveness-timeline-{protocol}.json").read_text(encoding="utf-8"))
+    for protocol in ("classic", "consumer")
+}
+CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()", "timeline"]
+SHORT = ["--session=1.5", "--poll-interval=3", "--stall=6"]
+
+
+@pytest.fixture
+def admin(services):
+    """The broker, asked by a client that shares no code with the command."""
+    return AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+
+
+@pytest.fixture
+def timeline(services, admin):
+    """Start the command; whatever happens to it, no topic, group or process of its own is left."""
+    started = []
+
+    def start(*arguments):
+        where = f"--bootstrap-servers={services.bootstrap_servers}"
+        command = subprocess.Popen(
+            [*CLI, where, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+        )
+        started.append(psutil.Process(command.pid))
+        return command
+
+    yield start
+    left = [process for command in started if command.is_running() for process in (command, *command.children())]
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def traces(admin):
+    """Topics and groups that a timeline has made."""
+    names = [*admin.list_topics(timeout=10).topics, *(g.group_id for g in admin.list_consumer_groups().result().valid)]
+    return [name for name in names if name.startswith("timeline-")]
+
+
+def wait_for(line, command):
+    """Read what the command shows until it shows this."""
+    told = []
+    for row in command.stdout:
+        told.append(row)
+        if line in row:
+            return told
+    raise AssertionError(f"never showed {line!r}: {''.join(told)}")
+
+
+def when(events, what, after=-1.0):
+    """When it was first seen after a moment."""
+    return next(event["at"] for event in events if event["what"] == what and event["at"] > after)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(timeline, admin, tmp_path, protocol):
+    """Heartbeats go on, LeaveGroup comes at the poll interval, the next poll rejoins and gives the same batch."""
+    command = timeline(*SHORT, f"--protocol={protocol}", "--json", str(tmp_path / "run.json"))
+    output = command.communicate(timeout=120)[0]
+    assert command.returncode == 0, output
+    events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["events"]
+    assert [event["at"] for event in events] == sorted(event["at"] for event in events)
+
+    polled = when(events, "poll() gave a batch")
+    left = when(events, "LeaveGroup sent", polled)
+    polls_again = when(events, "poll() called", polled)
+    beats = [event["at"] for event in events if event["what"] == "heartbeat sent"]
+    while_stalled = [polled, *(beat for beat in beats if polled < beat < left), left]
+    assert len(while_stalled) > 4
+    assert max(later - earlier for earlier, later in pairwise(while_stalled)) < 1.5
+    assert 3 - 0.5 < left - polled < 3 + 1
+    assert 3 - 0.5 < when(events, "group is empty") - polled < 3 + 1
+    assert polls_again - polled == pytest.approx(6, abs=0.5)
+    assert not [event for event in events if left < event["at"] < polls_again and event["who"] == "librdkafka"]
+    assert polls_again <= when(events, "JoinGroup sent", left) < when(events, "poll() gave a batch", polls_again)
+    first, second = (event["detail"] for event in events if event["what"] == "poll() gave a batch")
+    assert first == second
+    assert first.endswith(":0:0-500"), "500 records are KIP-62's default; 1,000 were there"
+    members = [event["detail"] for event in events if event["what"] == "member in the group"]
+    assert len(set(members)) == 2, "who comes back is a new member"
+    assert [event["what"] for event in events if event["what"].startswith("commit")] == [
+        "commit() refused",
+        "commit() accepted",
+    ]
+    assert traces(admin) == []
+
+
+def test_a_group_setting_does_not_outlive_its_group(timeline, admin, tmp_path):
+    """Under KIP-848 the session timeout was set on the group, where the broker would keep it for ever."""
+    command = timeline(*SHORT, "--protocol=consumer", "--json", str(tmp_path / "run.json"))
+    assert command.wait(timeout=120) == 0
+    events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["events"]
+    assert "session timeout 1.5 s" in events[0]["detail"]
+    group = next(event["detail"] for event in events if event["what"] == "poll() gave a batch").partition(":")[0]
+    (found,) = admin.describe_configs([ConfigResource(ConfigResource.Type.GROUP, group)]).values()
+    assert found.result()["consumer.session.timeout.ms"].value == "45000"
+
+
+def test_a_consumer_that_breaks_the_law_is_seen_to(timeline, admin):
+    """A process frozen for longer than its session timeout loses its place before its poll interval: exit code 1."""
+    command = timeline("--session=1", "--poll-interval=6", "--stall=7")
+    wait_for("poll() gave a batch", command)
+    (consumer,) = psutil.Process(command.pid).children()
+    consumer.suspend()
+    time.sleep(3)
+    consumer.resume()
+    output = command.communicate(timeout=120)[0]
+    assert command.returncode == 1
+    broken = [line for line in output.splitlines() if "FAIL" in line]
+    assert any("heartbeats go on" in line for line in broken), output
+    assert any("the broker sees it go then" in line for line in broken), output
+    assert traces(admin) == []
+
+
+@pytest.mark.parametrize(
+    ("session", "moment"),
+    [
+        pytest.param(30, "consumer made", id="before it has joined"),
+        pytest.param(30, "poll() gave a batch", id="as a member"),
+        pytest.param(1, "group is empty", id="when it has left"),
+    ],
+)
+def test_ctrl_c_leaves_nothing_behind(timeline, admin, session, moment):
+    """Whenever it is interrupted, topic, group and process are gone at once, not after a session timeout."""
+    command = timeline(f"--session={session}", f"--poll-interval={session + 1}", "--stall=60")
+    wait_for(moment, command)
+    (consumer,) = psutil.Process(command.pid).children()
+    command.send_signal(signal.SIGINT)
+    asked_at = time.monotonic()
+    command.communicate(timeout=60)
+    assert time.monotonic() - asked_at < 15
+    assert command.returncode == 1
+    assert not consumer.is_running()
+    assert traces(admin) == []
+
+
+def test_the_consumer_does_not_outlive_its_command(timeline):
+    """A command that is killed can clean up nothing; its consumer leaves the group and ends by itself."""
+    command = timeline("--session=1", "--poll-interval=6", "--stall=60")
+    wait_for("poll() gave a batch", command)
+    (consumer,) = psutil.Process(command.pid).children()
+    command.kill()
+    command.wait()
+    assert psutil.wait_procs([consumer], timeout=10)[1] == []
+
+
+def without(*what, between=(1, 180)):
+    """A change: these were not seen in that stretch of the documented run."""
+    return lambda events: [e for e in events if not (e.what in what and between[0] < e.at < between[1])]
+
+
+def moved(what, seconds):
+    """A change: the first of these after the batch was seen so much later."""
+
+    def change(events):
+        first = next(e for e in events if e.what is what and e.at > 1)
+        return [replace(e, at=e.at + seconds) if e is first else e for e in events]
+
+    return change
+
+
+def also(what, at):
+    """A change: this was seen, too."""
+    return lambda events: [*events, Event(at, what)]
+
+
+def other(what, number, instead):
+    """A change: the nth of these was something else."""
+
+    def change(events):
+        nth = [e for e in events if e.what is what][number]
+        return [replace(e, **instead) if e is nth else e for e in events]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        pytest.param(without(), [], id="the documented run"),
+        pytest.param(without(What.HEARTBEAT_SENT), ["heartbeats go on while the op is stalled"], id="none"),
+        pytest.param(
+            without(What.HEARTBEAT_SENT, between=(20, 31)), ["heartbeats go on while the op is stalled"], id="a pause"
+        ),
+        pytest.param(moved(What.LEAVE_SENT, 1.2), ["it leaves at the poll interval"], id="left late"),
+        pytest.param(
+            moved(What.LEAVE_SENT, -2),
+            ["it leaves at the poll interval", "outside the group no heartbeat is sent"],
+            id="left early",
+        ),
+        pytest.param(moved(What.GROUP_EMPTY, 10), ["the broker sees it go then"], id="LeaveGroup did not work"),
+        pytest.param(moved(What.GROUP_EMPTY, -10), ["the broker sees it go then"], id="the broker dropped it"),
+        pytest.param(also(What.HEARTBEAT_SENT, 100), ["outside the group no heartbeat is sent"], id="beats outside"),
+        pytest.param(
+            other(What.COMMIT_REFUSED, 0, {"what": What.BATCH_COMMITTED}),
+            ["the late commit is refused", "committed in time, it counts"],
+            id="the late commit was accepted",
+        ),
+        pytest.param(also(What.JOIN_SENT, 100), ["the next poll, and nothing else, joins again"], id="joins by itself"),
+        pytest.param(
+            other(What.BATCH_POLLED, 1, {"detail": "orders:0:500-1000"}),
+            ["the uncommitted batch comes again"],
+            id="lost",
+        ),
+        pytest.param(
+            without(What.BATCH_COMMITTED, between=(0, 999)), ["committed in time, it counts"], id="never committed"
+        ),
+        pytest.param(
+            lambda events: [e for e in events if e.at < 180],
+            [
+                "the late commit is refused",
+                "the next poll, and nothing else, joins again",
+                "the uncommitted batch comes again",
+                "committed in time, it counts",
+            ],
+            id="it never came back",
+        ),
+    ],
+)
+def test_every_law_can_be_broken(change, broken):
+    """What was seen decides, law by law: a verdict that cannot fail would prove nothing."""
+    seen = Telling.from_json(RUNS["classic"])
+    told = replace(seen, events=tuple(sorted(change(list(seen.events)), key=lambda event: event.at)))
+    verdict = judge(told)
+    assert [law.says for law in verdict.laws if not law.holds] == broken
+    assert verdict.holds is not bool(broken)
+    json.dumps(verdict.as_json(), allow_nan=False)
+
+
+def test_the_page_shows_the_recorded_runs():
+    """Picture and figures are those of the recorded runs; `picture` draws it again after a change."""
+    page = (DOCS / "liveness-timeline.md").read_text(encoding="utf-8")
+    drawn = (DOCS / "images" / "liveness-timeline.svg").read_text(encoding="utf-8")
+    assert drawn == draw(Telling.from_json(RUNS["classic"]))
+    classic, consumer = (judge(Telling.from_json(RUNS[protocol])).figures for protocol in ("classic", "consumer"))
+    for row in (
+        lambda found: f"{found.heartbeats_while_stalled}, at most {found.longest_silence:.2f} s apart",
+        lambda found: f"{found.left_after:.2f} s after the batch",
+        lambda found: f"{found.gone_after:.2f} s after the batch",
+        lambda found: f"{found.rejoined_after:.2f} s after the call",
+        lambda found: f"offsets {found.replayed.rpartition(':')[2]} of 1,000",
+    ):
+        assert f"| {row(classic)} | {row(consumer)} |" in page
