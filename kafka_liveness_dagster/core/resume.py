@@ -74,7 +74,7 @@ class Resumed:
 
 @dataclass
 class Owned:
-    """A partition that a member owns after it resumed: offsets below ``committed`` are done, below ``position`` planned.
+    """A partition that a member owns: offsets below ``committed`` are done, below ``position`` planned.
 
     ``since`` is where it began to own it: what begins below was planned by a former ownership.
     """
