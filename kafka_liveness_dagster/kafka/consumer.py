@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
@@ -112,7 +113,14 @@ class LivenessConsumer(Watched):
         return self._timer.left_ms(now_ms()) >= min(self.timeouts.process_ms, 10_000)
 
     def quarantine(self, poison: OffsetRange) -> None:
-        """Let the live lane pass an offset that stopped it: with the next poll it is owed, like crash lag."""
+        """Let the live lane pass an offset that stopped it: with the next poll it is owed, like crash lag.
+
+        Raises:
+            PoisonedOffsetError: it was to be passed before, but the commit metadata has no room for it.
+        """
+        if poison in self._poison:
+            outcome = "The group owes too many ranges to owe it too: materialize crash lag partitions first"
+            raise PoisonedOffsetError([poison], self.timeouts.process_ms / 1000, outcome)
         self._poison.add(poison)
 
     def commit(self, batch: Batch) -> None:

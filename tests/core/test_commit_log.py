@@ -401,6 +401,31 @@ def test_a_token_that_does_not_fit_is_not_half_written():
     assert resume(TP, facts, PARALLEL) == Resumed(lag.start, many, overflow=lag)
 
 
+@pytest.mark.parametrize(
+    ("poison", "position", "owed"),
+    [
+        pytest.param((Span(70, 71),), 71, (Span(20, 30), Span(70, 71)), id="it is next: passed, and owed"),
+        pytest.param((Span(71, 72),), 70, (Span(20, 30),), id="not yet: its turn comes"),
+        pytest.param((Span(69, 70),), 70, (Span(20, 30),), id="another owner has dealt with it"),
+        pytest.param((), 70, (Span(20, 30),), id="nothing is poisoned"),
+    ],
+)
+def test_a_poisoned_offset_is_owed_and_passed(poison, position, owed):
+    """The live lane goes on behind an offset that stopped it, in the same commit that owes it."""
+    facts = PartitionFacts(70, LiveMark(Mark.RUNNING, RUN, (Span(20, 30),)), log_start=0, log_end=120)
+    found = resume(TP, facts, ResumePolicy(), poison)
+    assert (found.position, found.owed) == (position, owed)
+
+
+def test_a_poisoned_offset_that_cannot_be_owed_is_not_passed():
+    """No room for its token: it stays in front of the live lane, which says so again."""
+    full = tuple(Span(n, n + 1) for n in range(10**9, 10**9 + 2 * 185, 2))
+    facts = PartitionFacts(2 * 10**9, LiveMark(Mark.RUNNING, RUN, full), log_start=0, log_end=2 * 10**9 + 9)
+    assert fits(full)
+    found = resume(TP, facts, ResumePolicy(), (Span(2 * 10**9, 2 * 10**9 + 1),))
+    assert (found.position, found.owed) == (2 * 10**9, full)
+
+
 def test_a_second_log_from_before_a_reset_is_not_believed():
     """Its watermark is never above the first log; where it is, the group was reset and nothing of it is done."""
     facts = PartitionFacts(20, running(), 0, 250, DoneLog(200))

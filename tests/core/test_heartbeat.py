@@ -97,6 +97,8 @@ def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, r
     ("reason", "may_rejoin", "releases"),
     [
         pytest.param(FenceReason.POLL_TIMEOUT, True, False, id="KIP-62: the next poll rejoins; it was no handover"),
+        pytest.param(FenceReason.PARTITIONS_LOST, True, False, id="taken for dead: the next poll is a new member"),
+        pytest.param(FenceReason.REPLACED, False, False, id="two with one name would put each other out for ever"),
         pytest.param(FenceReason.RUN_CANCELED, False, True, id="a wish to stop: no crash, the next owner resumes"),
         pytest.param(FenceReason.RUN_BUDGET_SPENT, False, False, id="the run is over for this process"),
         pytest.param(FenceReason.RUN_ENDED, False, False, id="a run that ended comes back as another run"),
@@ -105,10 +107,51 @@ def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, r
     ],
 )
 def test_what_a_reason_allows(reason, may_rejoin, releases):
-    """Only a poll timeout may come back, and only a cancel gives up in good order."""
+    """Who was too slow or too silent may come back, and only a cancel gives up in good order."""
     assert (reason.may_rejoin, reason.releases) == (may_rejoin, releases)
 
 
 def test_every_reason_is_a_sentence_of_its_own():
     """Users read the reason: no two read alike."""
     assert len({reason.value for reason in FenceReason}) == len(FenceReason)
+
+
+@pytest.mark.parametrize("reason", [FenceReason.POLL_TIMEOUT, FenceReason.PARTITIONS_LOST, FenceReason.REPLACED])
+def test_a_reason_that_settings_cause_names_the_setting(reason):
+    """What comes again until a setting is changed says which one."""
+    assert "_" in reason.remedy
+
+
+@pytest.mark.parametrize("reason", [FenceReason.RUN_CANCELED, FenceReason.ORPHANED, FenceReason.CLOSED])
+def test_what_is_as_it_should_be_needs_no_remedy(reason):
+    """No advice where nothing is wrong."""
+    assert reason.remedy == ""
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        pytest.param(RunState.IN_PROGRESS, FenceReason.ORPHANED, id="nobody may be left to say that the run ended"),
+        pytest.param(RunState.ENDED, FenceReason.ORPHANED, id="and somebody said it"),
+        pytest.param(RunState.CANCELED, FenceReason.RUN_CANCELED, id="terminate ends both"),
+    ],
+)
+def test_a_step_ends_with_its_run_worker(run, reason):
+    """A step in a process of its own works for its parent; a run worker outlives the code server that is its parent."""
+    timer = PollTimer(PROCESS_MS, polled_at_ms=0)
+    assert reason_to_fence(timer, Surroundings(parent_is_alive=False, run=run, is_step=True), IN_TIME) is reason
+    assert reason_to_fence(timer, Surroundings(parent_is_alive=True, is_step=True), IN_TIME) is None
+
+
+@pytest.mark.parametrize(
+    ("run_ends_at_ms", "now_ms", "left_ms"),
+    [
+        pytest.param(None, 7, 60_000, id="a run without an end caps nothing"),
+        pytest.param(100_000, 7, 60_000, id="time enough for a whole batch"),
+        pytest.param(70_000, 25_000, 45_000, id="the run's end caps it"),
+        pytest.param(70_000, 70_001, 0, id="and is never below nothing"),
+    ],
+)
+def test_a_batch_has_the_process_timeout_or_what_is_left_of_the_run(run_ends_at_ms, now_ms, left_ms):
+    """Asked at every poll: the run's remaining budget always caps a batch's."""
+    assert PollTimer(60_000, 0, run_ends_at_ms).left_ms(now_ms) == left_ms
