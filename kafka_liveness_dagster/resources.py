@@ -102,7 +102,9 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             group_instance_id=group_instance_id,
         )
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
-        return LivenessConsumer(self.settings(), live, self._timeouts(budget, group_id), link_of(context))
+        timeouts = self._timeouts(budget, group_id)
+        self.settings().check(timeouts)
+        return LivenessConsumer(self.settings(), live, timeouts, link_of(context))
 
     def catch_up(
         self,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -49,7 +50,15 @@ def link_of(context: Context) -> RunLink:
         lambda: _state(context.instance, run.run_id),
         None if remaining is None else now_ms() + round(remaining * 1000),
         context.log,
+        is_step=_is_step(context),
     )
+
+
+def _is_step(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
+    """Whether a run worker started this process for its step alone, as the multiprocess executor does."""
+    events = context.instance.all_logs(_op(context).run_id, of_type=dg.DagsterEventType.STEP_WORKER_STARTED)
+    pids = (entry.dagster_event.engine_event_data.metadata.get("pid") for entry in events if entry.dagster_event)
+    return str(os.getpid()) in {str(getattr(pid, "value", pid)) for pid in pids}
 
 
 def budget_of(context: Context, *, argument: float | None, default: float | None) -> Budget:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_liveness_dagster.core.commit_log import check_group_id
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.resume import ResumePolicy
+from kafka_liveness_dagster.core.timeouts import check_request_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,6 +88,17 @@ class KafkaSettings:
             "topic.metadata.refresh.interval.ms": 30_000,  # new partitions are noticed within half a minute
         }
 
+    def check(self, timeouts: Timeouts) -> None:
+        """Refuse an extra setting with which these timeouts could not be kept.
+
+        Raises:
+            InvalidSettingError: ``socket.timeout.ms`` is no number, or a request may outlast the session.
+        """
+        given = self.extra.get("socket.timeout.ms")
+        if given is not None and not str(given).isdecimal():
+            raise InvalidSettingError(f"extra setting socket.timeout.ms={given}: wanted a number of milliseconds")
+        check_request_timeout(None if given is None else int(given), timeouts)
+
     def _protocol(self, timeouts: Timeouts) -> dict[str, Any]:
         """What a member tells the group; under KIP-848 session, heartbeat and assignor are the broker's."""
         if timeouts.protocol == "consumer":
@@ -100,6 +112,7 @@ class KafkaSettings:
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": timeouts.session_ms,
             "heartbeat.interval.ms": timeouts.heartbeat_ms,
+            "socket.timeout.ms": timeouts.request_ms,
         }
 
     def spark(self) -> dict[str, str]:
