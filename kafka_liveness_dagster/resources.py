@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive
@@ -28,6 +28,8 @@ EMBEDDED = "embedded"
 
 class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Kafka cluster, and consumers on it whose poll interval is their run's budget."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt address would quietly be the embedded broker's
 
     bootstrap_servers: str = Field(
         default=EMBEDDED,
@@ -153,6 +155,8 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 class SparkConnectResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Spark Connect server. Each run has a session of its own, ended with the run."""
+
+    model_config = ConfigDict(extra="forbid")
 
     remote: str = Field(
         default=EMBEDDED,

@@ -54,3 +54,20 @@ def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, sa
     """Before anything runs: the code location does not load, and says why."""
     with pytest.raises(InvalidSettingError, match=says):
         make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("resource", "misspelt"),
+    [(kl.KafkaLivenessResource, "bootstrap_server"), (kl.SparkConnectResource, "remotes")],
+)
+def test_a_misspelt_setting_is_refused(resource, misspelt):
+    """A typo must not quietly mean the embedded services."""
+    with pytest.raises(ValueError, match=misspelt):
+        resource(**{misspelt: "example.com"})
+
+
+def test_one_instance_id_is_for_one_run():
+    """Two live runs with one ``group_instance_id`` would put each other out of the group for ever."""
+    with pytest.raises(InvalidSettingError, match="for 2 live runs"):
+        make(group_instance_id="etl-0", max_live_runs=2)
+    assert make(group_instance_id="etl-0").group_instance_id == "etl-0"

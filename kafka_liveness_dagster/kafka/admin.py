@@ -24,7 +24,7 @@ from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, TopicNotFoundError, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 REQUEST_SECONDS = 5.0
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
@@ -55,6 +55,11 @@ class GroupMember:
     group_instance_id: str | None = None
 
 
+def logger_of(config: Mapping[str, Any]) -> logging.Logger | None:
+    """Where a client logs to; with ``debug`` set librdkafka writes by itself, for a logger is served by polls alone."""
+    return None if "debug" in config else quiet_log
+
+
 _Items = tuple[tuple[str, str], ...]
 
 
@@ -65,7 +70,8 @@ def _items(settings: KafkaSettings) -> _Items:
 @functools.lru_cache(maxsize=16)
 def _client(bootstrap_servers: str, extra: _Items) -> AdminClient:
     """One connection per cluster and process: making and closing one costs more than the questions asked."""
-    return AdminClient(KafkaSettings(bootstrap_servers, dict(extra)).client("kafka-liveness/admin"), logger=quiet_log)
+    config = KafkaSettings(bootstrap_servers, dict(extra)).client("kafka-liveness/admin")
+    return AdminClient(config, logger=logger_of(config))
 
 
 @functools.lru_cache(maxsize=32)
@@ -75,8 +81,8 @@ def _reader(group_id: str, bootstrap_servers: str, extra: _Items) -> Consumer:
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
     answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
-    settings = KafkaSettings(bootstrap_servers, dict(extra))
-    return Consumer(settings.committer(group_id, "kafka-liveness/reader"), logger=quiet_log)
+    config = KafkaSettings(bootstrap_servers, dict(extra)).committer(group_id, "kafka-liveness/reader")
+    return Consumer(config, logger=logger_of(config))
 
 
 class Cluster:

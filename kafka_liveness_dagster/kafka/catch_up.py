@@ -17,7 +17,7 @@ from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import DataExpiredError, PartitionFacts
-from kafka_liveness_dagster.kafka.admin import Cluster, quiet_log
+from kafka_liveness_dagster.kafka.admin import Cluster, logger_of
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, named
 from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, Watched, now_ms
 
@@ -60,9 +60,8 @@ class CatchUpConsumer(Watched):
         self._asked = {tp: union(r.span for r in ranges if r.topic_partition == tp) for tp in _partitions(ranges)}
         self._max_records, self._kafka = max_poll_records, kafka
         self._cluster = Cluster(kafka)
-        self._log_client = Consumer(
-            kafka.committer(group_id + CATCH_UP_SUFFIX, f"{link.client_id}/catch-up"), logger=quiet_log
-        )
+        config = kafka.committer(group_id + CATCH_UP_SUFFIX, f"{link.client_id}/catch-up")
+        self._log_client = Consumer(config, logger=logger_of(config))
         self.quarantined: list[OffsetRange] = []
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
         self._last: TopicPartition | None = None

@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.kafka.admin import quiet_log
+from kafka_liveness_dagster.kafka.admin import logger_of
 from kafka_liveness_dagster.kafka.errors import (
     CommitRefusedError,
     is_no_longer_a_member,
@@ -65,8 +65,7 @@ class Member:
         self._static = live.group_instance_id is not None
         strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
         self._incremental = "cooperative" in str(strategy)
-        logger = None if "debug" in config else quiet_log  # which would hear of a stall only with the next poll
-        self._client = Consumer(config, logger=logger)
+        self._client = Consumer(config, logger=logger_of(config))
         self._client.subscribe(
             list(live.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
