@@ -6,6 +6,7 @@ It never decides (``core.heartbeat`` does) and never commits progress: it raises
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import threading
 import time
@@ -84,7 +85,7 @@ class Watchdog:
         self._cancels: list[Callable[[], None]] = []
         self._raising = threading.Lock()
         self._reason: FenceReason | None = None
-        self._parent, self._run_state = os.getppid(), RunState.IN_PROGRESS
+        self._parent, self._run_state = _parent(), RunState.IN_PROGRESS
         self._stopped, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="kafka-liveness-watchdog", daemon=True)
 
@@ -208,6 +209,12 @@ class Watchdog:
 
     def _parent_is_alive(self) -> bool:
         return os.getppid() == self._parent
+
+
+def _parent() -> int | None:
+    """The process that started this one; None when it is dead already, and our parent is whoever took us in."""
+    parent, starter = os.getppid(), multiprocessing.parent_process()
+    return parent if starter is None or starter.is_alive() else None
 
 
 class Watched:
