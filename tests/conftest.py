@@ -47,6 +47,30 @@ def make_topic(services: Services) -> Callable[..., str]:
     return make
 
 
+@pytest.fixture
+def make_group(services: Services) -> Callable[..., str]:
+    """Name a fresh group: ``make_group(session, heartbeat) -> name``, in seconds.
+
+    Under KIP-848 both timeouts are the broker's; a member of the classic protocol brings its own.
+    """
+    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # noqa: PLC0415
+
+    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+
+    def make(session: float, heartbeat: float) -> str:
+        name = f"etl-{uuid4().hex[:8]}"
+        wanted = {"consumer.session.timeout.ms": session, "consumer.heartbeat.interval.ms": heartbeat}
+        entries = [
+            ConfigEntry(setting, str(round(seconds * 1000)), incremental_operation=AlterConfigOpType.SET)
+            for setting, seconds in wanted.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.GROUP, name, incremental_configs=entries)
+        admin.incremental_alter_configs([resource])[resource].result()
+        return name
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def produce() -> Callable[[str, str, int, Iterable[str]], None]:
     """Append values: ``produce(bootstrap, topic, partition, values)``; returns when the broker has them."""

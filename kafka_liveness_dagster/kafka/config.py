@@ -79,6 +79,7 @@ class KafkaSettings:
         static = {} if live.group_instance_id is None else {"group.instance.id": live.group_instance_id}
         return {
             **self._protocol(timeouts),
+            "socket.timeout.ms": timeouts.request_ms,
             **self.committer(live.group_id, client_id),
             **static,
             "max.poll.interval.ms": timeouts.process_ms,
@@ -112,7 +113,6 @@ class KafkaSettings:
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": timeouts.session_ms,
             "heartbeat.interval.ms": timeouts.heartbeat_ms,
-            "socket.timeout.ms": timeouts.request_ms,
         }
 
     def spark(self) -> dict[str, str]:

@@ -137,7 +137,8 @@ class LivenessConsumer(Watched):
             raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
         member = self._lane.member
         try:
-            handed_over = member.commit({r.topic_partition: r.span for r in batch.ranges})
+            # the work is done: waiting for the group is no stall
+            handed_over = member.commit({r.topic_partition: r.span for r in batch.ranges}, self._watchdog.polled)
         except CommitRefusedError:
             self._fence_if_ended(member)
             self._watchdog.check()  # says more than the broker's refusal

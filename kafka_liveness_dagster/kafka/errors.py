@@ -62,12 +62,17 @@ def is_no_longer_a_member(error: KafkaError) -> bool:
     return error.code() in _NO_LONGER_A_MEMBER
 
 
-def is_rebalancing(error: KafkaError) -> bool:
-    """Between two generations (KIP-848: epochs), and still a member: ask again. Who was put out is told so."""
+def is_held_up(error: KafkaError) -> bool:
+    """Still a member, ask again: it is between two generations (KIP-848: epochs), or a rebalance holds its requests up.
+
+    The broker answers the requests of a connection in turn, so a commit waits behind the member's own JoinGroup until
+    the slowest of the others has come (seen as ``_TIMED_OUT``). Who was put out is told so.
+    """
     return error.code() in {
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError._TIMED_OUT,  # noqa: SLF001
     }
 
 

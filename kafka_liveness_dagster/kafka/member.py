@@ -21,14 +21,14 @@ from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import logger_of
 from kafka_liveness_dagster.kafka.errors import (
     CommitRefusedError,
+    is_held_up,
     is_no_longer_a_member,
     is_passing,
-    is_rebalancing,
     named,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import Span
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.watchdog import RunLink
 
 SERVE_SECONDS = 0.1
-_REBALANCE_SECONDS = 10.0
 _RELEASE_SECONDS = 2.0
 _AGAIN_SECONDS = 0.05
 
@@ -60,6 +59,7 @@ class Member:
         self.joined = False
         self.ended: FenceReason | None = None
         self._settings, self._group_id, self._run, self._log = settings, live.group_id, link.mark, link.log
+        self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._lock = threading.RLock()
         self._closed = False
         self._static = live.group_instance_id is not None
@@ -111,14 +111,20 @@ class Member:
             if error is None:
                 self.owned.update(mine)
                 self.arrived.difference_update(mine)
-            elif not is_rebalancing(error):
+            elif not is_held_up(error):
                 raise self._refused(error)
 
-    def commit(self, done: Mapping[TopicPartition, Span]) -> tuple[TopicPartition, ...]:
+    def commit(
+        self, done: Mapping[TopicPartition, Span], waiting: Callable[[], None] = lambda: None
+    ) -> tuple[TopicPartition, ...]:
         """Commit done spans of owned partitions; returns those that were not ours any more.
 
         While a rebalance is under way it is served and the commit repeated with what is still owned: the
         broker would accept the rest and overwrite its new owner.
+
+        Args:
+            done: what to commit of each partition.
+            waiting: called before each repetition; may raise.
 
         Raises:
             CommitRefusedError: out of order, or the broker refused.
@@ -131,17 +137,18 @@ class Member:
             }
             for tp, owned in was_owned.items():
                 _check_order(tp, owned.committed, done[tp])
-            give_up_at = time.monotonic() + _REBALANCE_SECONDS
+            give_up_at = time.monotonic() + self._patience_seconds
             while mine := {tp: o for tp, o in was_owned.items() if self.owned.get(tp) is o}:
                 error = self._commit_once(
                     {tp: (done[tp].end, LiveMark(Mark.RUNNING, self._run, o.owed)) for tp, o in mine.items()}
                 )
                 if error is None:
                     break
-                if not is_rebalancing(error) or time.monotonic() > give_up_at:
+                if not is_held_up(error) or time.monotonic() > give_up_at:
                     for owned in mine.values():
                         owned.position = owned.committed  # this batch, and what was planned after it, comes again
                     raise self._refused(error)
+                waiting()
                 self.serve()
             for tp, owned in mine.items():
                 owned.committed = done[tp].end
@@ -191,7 +198,7 @@ class Member:
         }
         give_up_at = time.monotonic() + _RELEASE_SECONDS
         while marks and (error := self._commit_once(marks)) is not None:
-            if is_rebalancing(error) and time.monotonic() < give_up_at:
+            if is_held_up(error) and time.monotonic() < give_up_at:
                 time.sleep(_AGAIN_SECONDS)  # until the other members have synchronised
                 continue
             level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING

@@ -85,7 +85,8 @@ class Watchdog:
         self._cancels: list[Callable[[], None]] = []
         self._raising = threading.Lock()
         self._reason: FenceReason | None = None
-        self._parent, self._run_state = _parent(), RunState.IN_PROGRESS
+        self._parent, self._starter = os.getppid(), multiprocessing.parent_process()
+        self._run_state = RunState.IN_PROGRESS
         self._stopped, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="kafka-liveness-watchdog", daemon=True)
 
@@ -208,13 +209,8 @@ class Watchdog:
                 log.exception("could not cancel the work under way")
 
     def _parent_is_alive(self) -> bool:
-        return os.getppid() == self._parent
-
-
-def _parent() -> int | None:
-    """The process that started this one; None when it is dead already, and our parent is whoever took us in."""
-    parent, starter = os.getppid(), multiprocessing.parent_process()
-    return parent if starter is None or starter.is_alive() else None
+        # the id is not enough: a starter may have died before we looked, or have had us forked by a fork server
+        return os.getppid() == self._parent and (self._starter is None or self._starter.is_alive())
 
 
 class Watched:

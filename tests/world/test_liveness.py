@@ -83,6 +83,14 @@ def whole_topic(consumer):
     return batch
 
 
+def step(consumer):
+    """One record polled and committed, when there is one."""
+    batch = consumer.poll(0.1, 1)
+    if batch is not None:
+        consumer.commit(batch)
+    return batch
+
+
 class Other:
     """A second member on a thread of its own, polling and committing all the time."""
 
@@ -171,6 +179,20 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
             assert first.jumped == []
         assert other.failed is None
     assert {offset for offset, _ in group.first_log().values()} == {50}
+
+
+def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
+    """Its own JoinGroup is answered when the slowest has come; the commit behind it passes then, and is no stall."""
+    with group.consumer() as busy, group.consumer(max_batch_seconds=4.0) as ready:
+        seconds_until(lambda: (step(ready), step(busy)) and len(busy.assignment()) == len(ready.assignment()) == 2)
+        with Other(group, max_poll_records=1) as third:
+            seconds_until(lambda: len(group.members()) == 3)
+            busy_until_then = threading.Timer(6.0, step, args=[busy])
+            busy_until_then.start()
+            seconds_until(lambda: step(ready))
+            busy_until_then.join()
+            assert ready.jumped == busy.jumped == []
+        assert third.failed is None
 
 
 def test_in_progress_mode_a_rebalance_does_not_wait(group):
