@@ -24,9 +24,18 @@ _UNREACHABLE = {
     KafkaError._RESOLVE,  # noqa: SLF001
 }
 
+_MOVING = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.REQUEST_TIMED_OUT,
+}
+
 
 class BrokerUnreachableError(KafkaLivenessError):
-    """No broker answered in time."""
+    """No broker answered in time, or none could yet: it may pass."""
 
 
 class TopicNotFoundError(KafkaLivenessError):
@@ -109,5 +118,10 @@ def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str
         return TopicNotFoundError(
             f"a topic is gone while {doing} ({cause.name()}): it was deleted, or is being made anew. Nothing was "
             "committed; create the topic, or reset the group's offsets once you know why"
+        )
+    if cause.code() in _MOVING or cause.retriable():
+        return BrokerUnreachableError(
+            f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): a leader or a "
+            "coordinator is moving, which passes by itself unless a broker is down for good"
         )
     return KafkaRefusedError(f"Kafka refused while {doing} ({cause.name()}): {cause.str()}")
