@@ -121,7 +121,7 @@ def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str
         )
     if cause.code() in _MOVING or cause.retriable():
         return BrokerUnreachableError(
-            f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): a leader or a "
-            "coordinator is moving, which passes by itself unless a broker is down for good"
+            f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): a leader or "
+            "a coordinator is moving, which passes by itself unless a broker is down for good"
         )
     return KafkaRefusedError(f"Kafka refused while {doing} ({cause.name()}): {cause.str()}")
