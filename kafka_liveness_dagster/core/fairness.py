@@ -11,7 +11,7 @@ dict_values([100, 100, 100])
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -38,17 +38,24 @@ class Batch:
         deadline_seconds: how long its processing may take before the member leaves the group.
         epoch: which membership planned it; a batch of a former one is refused at commit.
         last: the partition after which the next shares are dealt.
+        arrivals: by which ownership each partition was planned; a later one leaves its part to a replay.
     """
 
     ranges: tuple[OffsetRange, ...]
     deadline_seconds: float
     epoch: int = 0
     last: TopicPartition | None = None
+    arrivals: Mapping[TopicPartition, int] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def max_records(self) -> int:
         """How many records the batch holds at most; holes in the log make it fewer."""
         return sum(r.size for r in self.ranges)
+
+    @property
+    def spans(self) -> dict[TopicPartition, Span]:
+        """The span of each partition, for a batch of the live lane: it has one range of each."""
+        return {r.topic_partition: r.span for r in self.ranges}
 
     def __str__(self) -> str:
         return " ".join(map(str, self.ranges))

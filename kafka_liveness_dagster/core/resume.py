@@ -76,15 +76,13 @@ class Resumed:
 class Owned:
     """A partition that a member owns: offsets below ``committed`` are done, below ``position`` planned.
 
-    ``since`` is where it began to own it: what begins below was planned by a former ownership.
+    ``arrival`` tells this ownership from others of the same partition by the same member.
     """
 
     committed: int
     position: int
     owed: tuple[Span, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.since = self.committed
+    arrival: int = 0
 
 
 def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, poison: tuple[Span, ...] = ()) -> Resumed:
@@ -116,7 +114,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
         return Resumed(start)
     check_log(tp, facts.committed, facts.log_start, facts.log_end)
     _check_second(tp, facts, policy, facts.committed)
-    owed = facts.second.outstanding(facts.mark.owed if facts.mark else ())
+    owed = still_owed(facts.second, facts.mark.owed if facts.mark else ())
     lag = Span(facts.committed, facts.log_end)
     # Rule 2: a handover is not a crash
     crashed = facts.mark is not None and facts.mark.mark is Mark.RUNNING
@@ -129,6 +127,15 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
         return Resumed(lag.start, owed, overflow=lag)
     # Rule 5: the live lane is fresh, the lag is owed
     return Resumed(lag.end, jumped, skipped=lag)
+
+
+def still_owed(second: DoneLog, owed: tuple[Span, ...]) -> tuple[Span, ...]:
+    """What of ``owed`` the first log must go on to carry: what is not done, or all where that would not fit.
+
+    A range with done islands is more ranges than before, and what is done may stay in the first log.
+    """
+    rest = second.outstanding(owed)
+    return rest if fits(rest) else owed
 
 
 def _reset(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> int:

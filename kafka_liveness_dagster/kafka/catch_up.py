@@ -163,15 +163,17 @@ class CatchUpConsumer(Watched):
         return self._cluster.facts(self.group_id, partitions)
 
     def _check_asked(self) -> None:
-        """A range that is neither owed nor done was never skipped: someone mistyped a key."""
+        """A range that reaches above the first log was never skipped: someone mistyped a key.
+
+        Below it every offset is in the table or owed, though either log may have forgotten how it came there.
+        """
         facts = self._facts(list(self._asked))
         for tp, asked in self._asked.items():
-            second = facts[tp].second
-            known = (*_owed(facts[tp]), *second.done, Span(0, second.watermark))
-            if unknown := difference(asked, known):
+            first = facts[tp].committed or 0
+            if unknown := difference(asked, (Span(0, first),)):
                 raise NotOwedError(
-                    f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self.group_id}: {tp} owes "
-                    f"{', '.join(map(str, _outstanding(facts[tp]))) or 'nothing'}. Nothing was "
+                    f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self.group_id}: its live lane is at "
+                    f"{first}, and it owes {', '.join(map(str, _outstanding(facts[tp]))) or 'nothing'} of {tp}. Nothing was "
                     "processed; if the partition was added by hand, delete it"
                 )
 

@@ -7,9 +7,9 @@ is planned and not committed is ever lost: it is planned again by whoever owns t
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
@@ -85,8 +86,7 @@ class LivenessConsumer(Watched):
             FencedError: this process is finished with the group.
             KafkaLivenessError: the broker, a topic or a commit is not as it must be; the text says how.
         """
-        give_up_at = time.monotonic() + timeout_seconds
-        bound = self.settings.max_poll_records
+        give_up_at, bound = time.monotonic() + timeout_seconds, self.settings.max_poll_records
         while True:
             batch = self._look(bound if max_records is None else min(max_records, bound))
             if batch is not None or time.monotonic() >= give_up_at:
@@ -138,7 +138,7 @@ class LivenessConsumer(Watched):
         member = self._lane.member
         try:
             # the work is done: waiting for the group is no stall
-            handed_over = member.commit({r.topic_partition: r.span for r in batch.ranges}, self._watchdog.polled)
+            handed_over = member.commit(batch.spans, batch.arrivals, self._watchdog.polled)
         except CommitRefusedError:
             self._fence_if_ended(member)
             self._watchdog.check()  # says more than the broker's refusal
@@ -207,9 +207,11 @@ class LivenessConsumer(Watched):
         return lane
 
     def _plan(self, lane: LiveLane, max_records: int) -> Batch | None:
-        ranges, self._last = lane.plan(max_records, self._last)
-        seconds = self._timer.left_ms(now_ms()) / 1000
-        return Batch(ranges, seconds, self._epoch, self._last) if ranges else None
+        batch = lane.plan(max_records, self._last)
+        if batch is not None:
+            self._last = batch.last
+            batch = replace(batch, deadline_seconds=self._timer.left_ms(now_ms()) / 1000, epoch=self._epoch)
+        return batch
 
     def _joined(self) -> LiveLane:
         before = self._lane

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.fairness import plan
+from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.resume import Owned, check_log, resume
+from kafka_liveness_dagster.core.resume import Owned, check_log, resume, still_owed
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -45,19 +45,17 @@ class LiveLane:
         Args:
             poison: offsets that may not stop the live lane again: owed from now on.
         """
-        arrived = sorted(self.member.arrived)
+        arrived = dict(self.member.arrived)
         if not arrived:
             return
-        facts = self._cluster.facts(self._live.group_id, arrived)
+        facts = self._cluster.facts(self._live.group_id, sorted(arrived))
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, poison)) for tp in arrived}
-        self.member.adopt({tp: Owned(r.position, r.position, r.owed) for tp, r in resumed.items()})
-        for tp in (tp for tp in arrived if tp in self.member.owned):
+        self.member.adopt({tp: Owned(r.position, r.position, r.owed, arrived[tp]) for tp, r in resumed.items()})
+        for tp in (tp for tp in sorted(arrived) if tp in self.member.owned):
             self._tell(tp, resumed[tp])
 
-    def plan(
-        self, max_records: int, last: TopicPartition | None
-    ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
-        """The next ranges of what is owned; they count as planned from now on."""
+    def plan(self, max_records: int, last: TopicPartition | None) -> Batch | None:
+        """The next ranges of what is owned, None for none; they count as planned from now on."""
         owned = dict(self.member.owned)
         bounds = self._cluster.log_bounds(owned)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
@@ -66,17 +64,18 @@ class LiveLane:
         ranges, last = plan(pending, max_records, last)
         for r in ranges:
             owned[r.topic_partition].position = r.end
-        return ranges, last
+        arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}
+        return Batch(ranges, 0.0, last=last, arrivals=arrivals) if ranges else None
 
     def forget_done(self) -> None:
         """Now and then drop owed ranges that are done: the second log may expire before this member ends."""
         if time.monotonic() - self._forgot_at < _FORGET_SECONDS:
             return
         self._forgot_at = time.monotonic()
-        owing = {tp: owned for tp, owned in self.member.owned.items() if owned.owed}
+        owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.owed}
         facts = self._cluster.facts(self._live.group_id, list(owing))
         for tp, owned in owing.items():
-            owned.owed = facts[tp].second.outstanding(owned.owed)
+            owned.owed = still_owed(facts[tp].second, owned.owed)
 
     def _tell(self, tp: TopicPartition, resumed: Resumed) -> None:
         if resumed.skipped is not None:

@@ -7,6 +7,7 @@ synchronous commit beside a blocking poll deadlocks in librdkafka's Python clien
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -46,7 +47,8 @@ class Member:
     """One membership in one group.
 
     Attributes:
-        arrived: partitions assigned but not settled: the consumer decides where each goes on, then ``adopt``s it.
+        arrived: partitions assigned but not settled, each with the number of its arrival: the consumer decides where
+            each goes on, then ``adopt``s it.
         owned: settled partitions.
         joined: the coordinator has given this member its part, which may be no partition at all.
         ended: why the group goes on without this member, None while it is one of it as far as it knows.
@@ -54,7 +56,8 @@ class Member:
 
     def __init__(self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
         config = settings.member(live, link.client_id, timeouts)
-        self.arrived: set[TopicPartition] = set()
+        self.arrived: dict[TopicPartition, int] = {}
+        self._arrivals = itertools.count(1)
         self.owned: dict[TopicPartition, Owned] = {}
         self.joined = False
         self.ended: FenceReason | None = None
@@ -96,13 +99,14 @@ class Member:
     def adopt(self, settled: Mapping[TopicPartition, Owned]) -> None:
         """Commit where arrived partitions go on and what they owe, then own them: one OffsetCommit.
 
-        Does nothing while a rebalance is under way: serve it, look again at what arrived, and settle that.
+        Does nothing while a rebalance is under way: serve it, look again, settle that. What went and came back since it
+        was looked at is left out: another member may have committed it meanwhile.
 
         Raises:
             CommitRefusedError: nothing is owned that was not owned before.
         """
         with self._lock:
-            mine = {tp: owned for tp, owned in settled.items() if tp in self.arrived}
+            mine = {tp: owned for tp, owned in settled.items() if self.arrived.get(tp) == owned.arrival}
             if not mine:
                 return
             error = self._commit_once(
@@ -110,12 +114,16 @@ class Member:
             )
             if error is None:
                 self.owned.update(mine)
-                self.arrived.difference_update(mine)
+                for tp in mine:
+                    del self.arrived[tp]
             elif not is_held_up(error):
                 raise self._refused(error)
 
     def commit(
-        self, done: Mapping[TopicPartition, Span], waiting: Callable[[], None] = lambda: None
+        self,
+        done: Mapping[TopicPartition, Span],
+        arrivals: Mapping[TopicPartition, int],
+        waiting: Callable[[], None] = lambda: None,
     ) -> tuple[TopicPartition, ...]:
         """Commit done spans of owned partitions; returns those that were not ours any more.
 
@@ -124,17 +132,14 @@ class Member:
 
         Args:
             done: what to commit of each partition.
+            arrivals: by which ownership each of them was planned.
             waiting: called before each repetition; may raise.
 
         Raises:
             CommitRefusedError: out of order, or the broker refused.
         """
         with self._lock:
-            was_owned = {
-                tp: self.owned[tp]
-                for tp, span in done.items()
-                if tp in self.owned and span.start >= self.owned[tp].since
-            }
+            was_owned = {tp: o for tp, o in self.owned.items() if tp in done and o.arrival == arrivals.get(tp)}
             for tp, owned in was_owned.items():
                 _check_order(tp, owned.committed, done[tp])
             give_up_at = time.monotonic() + self._patience_seconds
@@ -145,8 +150,8 @@ class Member:
                 if error is None:
                     break
                 if not is_held_up(error) or time.monotonic() > give_up_at:
-                    for owned in mine.values():
-                        owned.position = owned.committed  # this batch, and what was planned after it, comes again
+                    for owned in self.owned.values():
+                        owned.position = owned.committed  # this batch, and all that was planned after it, comes again
                     raise self._refused(error)
                 waiting()
                 self.serve()
@@ -211,7 +216,7 @@ class Member:
         if partitions:
             client.pause(partitions)
         self.joined = True
-        self.arrived.update(TopicPartition(tp.topic, tp.partition) for tp in partitions)
+        self.arrived.update({TopicPartition(tp.topic, tp.partition): next(self._arrivals) for tp in partitions})
 
     def _on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         """Caller: client.poll or close, under the lock. Affects: ``owned``, and marks the first log."""
@@ -230,7 +235,7 @@ class Member:
     def _forget(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         for tp in partitions:
             self.owned.pop(TopicPartition(tp.topic, tp.partition), None)
-            self.arrived.discard(TopicPartition(tp.topic, tp.partition))
+            self.arrived.pop(TopicPartition(tp.topic, tp.partition), None)
         if self._incremental:
             client.incremental_unassign(partitions)
         else:

@@ -62,8 +62,8 @@ class RunLink:
 class Watchdog:
     """The fence of one consumer and the thread that raises it.
 
-    A second thread asks Dagster how the run is, so that a slow answer delays no deadline; for the same reason
-    neither writes to the run's log, and a third one answers rebalances.
+    A second thread asks Dagster how the run is, so that a slow answer delays no deadline, and a third one answers
+    rebalances; for the same reason none writes to the run's log.
 
     Args:
         timer: the poll timer; polls are reported with ``polled``.
@@ -105,10 +105,7 @@ class Watchdog:
             self._ended.wait(_STOP_SECONDS)  # not Thread.join: Dagster may interrupt the wait
 
     def on_fence(self, cancel: Callable[[], None]) -> None:
-        """Register what to cancel when the fence goes up; called at once when it is up already.
-
-        Caller: a thread of the watchdog's, once. Affects: work already under way.
-        """
+        """Register what to cancel when the fence goes up; called at once when it is up already."""
         self._cancels.append(cancel)
         if self._reason is not None:
             self._cancel([cancel])

@@ -150,8 +150,10 @@ def test_a_range_that_is_not_owed_is_refused(crashed):
     """A mistyped key is an error with what is owed, before anything is processed."""
     with crashed.live() as consumer:
         join(crashed, consumer)
-        with pytest.raises(NotOwedError, match="owes 70-120"), crashed.catch_up((60, 120)):
+        with pytest.raises(NotOwedError, match="live lane is at 120, and it owes 70-120"), crashed.catch_up((70, 130)):
             pass
+        with crashed.catch_up((60, 80)) as lane:
+            assert crashed.spans(lane.poll().ranges) == [(70, 80)]  # 60-70 is in the table: nothing to do
 
 
 def test_a_batch_beyond_its_deadline_is_fenced_and_the_next_poll_rejoins(world):
