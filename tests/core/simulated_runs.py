@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.fairness import plan
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.resume import Owned, check_log, resume
+from kafka_liveness_dagster.core.resume import Owned, check_log, resume, still_owed
 from tests.core.simulated_broker import Refusal
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class LiveRun(Run):
     def _forget_done(self) -> None:
         """The second log may expire before this member ends."""
         for tp, owned in self.owned.items():
-            owned.owed = self.world.partitions[tp].second_log.outstanding(owned.owed)
+            owned.owed = still_owed(self.world.partitions[tp].second_log, owned.owed)
 
     def _commit(self, batch: Batch) -> bool:
         """Only what the ownership that planned it still has: the broker would accept the rest."""
