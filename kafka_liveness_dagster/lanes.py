@@ -61,6 +61,7 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
         max_poll_records=asset.max_poll_records,
     ) as lane:
         owed = lane.outstanding_ranges()
+        context.log.info("a batch may take %s", lane.budget)
         context.log.info("%d partitions; still owed of them: %s", len(asked), ", ".join(map(str, owed)) or "nothing")
         tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
         left_out = lane.quarantined
