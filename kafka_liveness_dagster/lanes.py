@@ -32,6 +32,8 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
         max_poll_records=asset.max_poll_records,
         enable_parallel_rebalance=asset.enable_parallel_rebalance,
         min_crash_lag=asset.min_crash_lag,
+        max_owed_ranges=asset.max_owed_ranges,
+        on_data_loss=asset.on_data_loss,
         auto_offset_reset=asset.auto_offset_reset,
         liveness=asset.liveness,
         group_instance_id=asset.group_instance_id,
@@ -44,6 +46,7 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
             **tally.metadata(),
             "timeouts": str(consumer.timeouts),
             "crash_lag_found": range_table(consumer.jumped),
+            **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
             "group": asset.group_id,
         }
     )
@@ -59,17 +62,18 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
         ranges=list(asked.values()),
         context=context,
         max_poll_records=asset.max_poll_records,
+        on_data_loss=asset.on_data_loss,
     ) as lane:
         owed = lane.outstanding_ranges()
         context.log.info("%d partitions; still owed of them: %s", len(asked), ", ".join(map(str, owed)) or "nothing")
         tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
-        left_out = lane.quarantined
+        left_out, lost = lane.quarantined, lane.lost
     context.log.info("%s rows in %d batches written", f"{tally.rows:,}", tally.batches)
     if left_out:
         outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
     for key, one in asked.items():
-        context.add_asset_metadata(range_metadata(asset.group_id, one, owed), partition_key=key)
+        context.add_asset_metadata(range_metadata(asset.group_id, one, owed, lost), partition_key=key)
 
 
 def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Callable[[int], Batch | None]:

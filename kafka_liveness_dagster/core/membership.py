@@ -64,6 +64,11 @@ class PartitionSnapshot:
         return max(0, self.log_end - (self.log_start if self.committed is None else self.committed))
 
     @property
+    def paused(self) -> bool:
+        """Whether both lanes are held: no run would process it."""
+        return self.mark is not None and self.mark.mark is Mark.PAUSED
+
+    @property
     def owed(self) -> int:
         """Offsets the live lane jumped over that are not done."""
         return sum(span.size for span in self.outstanding)
@@ -121,7 +126,9 @@ def wants_live_run(
     """Whether to start a live run: there is lag, or a crash to recover from, and room for one more run."""
     if in_progress >= max_live_runs or seconds_since_failure < restart_delay_seconds(failures_in_a_row):
         return False
-    return any(seen.lag for seen in partitions) or any(gone.reason is LeaveReason.CRASHED for gone in left)
+    return any(seen.lag for seen in partitions if not seen.paused) or any(
+        gone.reason is LeaveReason.CRASHED for gone in left
+    )
 
 
 def restart_delay_seconds(failures_in_a_row: int) -> float:

@@ -29,14 +29,20 @@ class LiveLane:
     """The partitions of one member.
 
     Args:
-        jumped: takes the crash lag that this membership finds.
+        found: take the crash lag that this membership finds, and what expired unprocessed.
     """
 
     def __init__(
-        self, cluster: Cluster, member: Member, live: LiveSettings, jumped: list[OffsetRange], log: Logger
+        self,
+        cluster: Cluster,
+        member: Member,
+        live: LiveSettings,
+        found: tuple[list[OffsetRange], list[OffsetRange]],
+        log: Logger,
     ) -> None:
         self.member = member
-        self._cluster, self._live, self._jumped, self._log = cluster, live, jumped, log
+        self._cluster, self._live, self._log = cluster, live, log
+        self._jumped, self._lost = found
         self._forgot_at = time.monotonic()
 
     def settle(self, poison: Collection[OffsetRange]) -> None:
@@ -50,7 +56,7 @@ class LiveLane:
             return
         facts = self._cluster.facts(self._live.group_id, arrived)
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, poison)) for tp in arrived}
-        self.member.adopt({tp: Owned(r.position, r.position, r.owed) for tp, r in resumed.items()})
+        self.member.adopt({tp: Owned(r.position, r.position, r.owed, r.paused) for tp, r in resumed.items()})
         for tp in (tp for tp in arrived if tp in self.member.owned):
             self._tell(tp, resumed[tp])
 
@@ -58,9 +64,10 @@ class LiveLane:
         self, max_records: int, last: TopicPartition | None
     ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
         """The next ranges of what is owned; they count as planned from now on."""
-        owned = dict(self.member.owned)
+        owned = {tp: o for tp, o in self.member.owned.items() if not o.paused}
         bounds = self._cluster.log_bounds(owned)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
+            self._pass_expired(tp, o, bounds[tp][0])
             check_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         ranges, last = plan(pending, max_records, last)
@@ -78,13 +85,28 @@ class LiveLane:
         for tp, owned in owing.items():
             owned.owed = facts[tp].second.outstanding(owned.owed)
 
+    def _pass_expired(self, tp: TopicPartition, owned: Owned, log_start: int) -> None:
+        """With ``on_data_loss="skip"``, between two batches: go on at the log start, and report what is gone."""
+        if self._live.policy.on_data_loss == "skip" and owned.committed == owned.position < log_start:
+            self._lose(tp, Span(owned.position, log_start))
+            owned.committed = owned.position = owned.since = log_start
+
+    def _lose(self, tp: TopicPartition, lost: Span) -> None:
+        self._lost.append(OffsetRange(*tp, *lost))
+        told = "lost: %s, %d offsets, expired before it was processed; going on without it"
+        self._log.error(told, self._lost[-1], lost.size)
+
     def _tell(self, tp: TopicPartition, resumed: Resumed) -> None:
+        for lost in resumed.lost:
+            self._lose(tp, lost)
+        if resumed.paused:
+            self._log.warning("%s is paused at %d, in both lanes: resume() lets it go on", tp, resumed.position)
         if resumed.skipped is not None:
             self._jumped.append(OffsetRange(*tp, *resumed.skipped))
             told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
             self._log.warning(told, self._jumped[-1], resumed.skipped.size, resumed.position)
         if resumed.overflow is not None:
-            told = "%s resumes in order at %d: its owed ranges are too many for a commit"
+            told = "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges"
             self._log.warning(told, tp, resumed.overflow.start)
 
 
