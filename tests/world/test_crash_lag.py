@@ -13,8 +13,8 @@ from kafka_liveness_dagster.core.commit_log import ForeignCommitError, LiveMark,
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import TopicRecreatedError
-from kafka_liveness_dagster.kafka.catch_up import NotOwedError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, TopicNotFoundError
+from kafka_liveness_dagster.kafka.second_log import NotOwedError
 
 SECONDS = 20.0
 
