@@ -75,6 +75,20 @@ class LiveLane:
             owned[r.topic_partition].position = r.end
         return ranges, last
 
+    def hold(self, tp: TopicPartition, *, paused: bool) -> None:
+        """Pause or resume an owned partition, for whoever owns it later too.
+
+        Raises:
+            CommitRefusedError: the mark could not be committed; nothing is paused or resumed.
+        """
+        owned = self.member.owned[tp]
+        before, owned.paused = owned.paused, paused
+        try:
+            self.member.commit({tp: Span(owned.committed, owned.committed)})
+        except BaseException:
+            owned.paused = before
+            raise
+
     def forget_done(self) -> None:
         """Now and then drop owed ranges that are done: the second log may expire before this member ends."""
         if time.monotonic() - self._forgot_at < _FORGET_SECONDS:

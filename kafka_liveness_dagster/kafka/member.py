@@ -149,17 +149,6 @@ class Member:
                 owned.committed = done[tp].end
             return tuple(tp for tp in done if tp not in mine)
 
-    def hold(self, tp: TopicPartition, *, paused: bool) -> None:
-        """Pause or resume an owned partition, for whoever owns it later too.
-
-        Raises:
-            CommitRefusedError: the mark could not be committed.
-        """
-        with self._lock:
-            owned = self.owned[tp]
-            owned.paused = paused
-            self.commit({tp: Span(owned.committed, owned.committed)})
-
     def leave(self, *, release: bool) -> None:
         """LeaveGroup, from whichever thread. ``release`` marks the partitions as given up in good order."""
         with self._lock:

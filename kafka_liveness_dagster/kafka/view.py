@@ -133,7 +133,7 @@ class TwoLanes:
                 f"{tp} is not owned by this consumer, so it cannot be paused or resumed here: poll() until it is in "
                 "assignment(), or call this where it is owned"
             )
-        self._lane.member.hold(tp, paused=paused)
+        self._lane.hold(tp, paused=paused)
 
     def _commit_live(self, spans: Mapping[TopicPartition, Span]) -> None:
         raise NotImplementedError
