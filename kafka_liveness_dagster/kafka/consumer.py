@@ -7,6 +7,7 @@ is planned and not committed is ever lost: it is planned again by whoever owns t
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.fairness import Batch
@@ -96,8 +97,9 @@ class LivenessConsumer(Watched, TwoLanes):
             if batch is not None or time.monotonic() >= give_up_at:
                 return batch
             asked_at = time.monotonic()
-            while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
-                self._serve()
+            with suppress(BrokerUnreachableError):  # the next look waits for it
+                while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
+                    self._serve()
 
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
