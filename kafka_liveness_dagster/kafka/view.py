@@ -109,19 +109,23 @@ class TwoLanes:
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         facts = self._cluster.facts(self.settings.group_id, list(offsets))
         owed = {tp: owed_before(offset, facts[tp].outstanding) for tp, offset in offsets.items()}
-        live = {tp: offset for tp, offset in offsets.items() if owed[tp] is None}
-        spans = {tp: Span(facts[tp].committed or 0, offset) for tp, offset in live.items()}
-        for tp, span in spans.items():
-            if span.end > (self.position(*tp) or -1) or span.size < 0:
-                raise CommitRefusedError(
-                    f"commit of offset {span.end} of {tp}: it is not in this consumer's hands, whose position is "
-                    f"{self.position(*tp)} and whose commit {facts[tp].committed}. Commit what poll() gave"
-                )
+        spans = {tp: self._live_span(tp, offset) for tp, offset in offsets.items() if owed[tp] is None}
         if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
             self._second = self._second or SecondLog(self._kafka, self.settings.group_id, self._link.client_id)
             self._second.record(caught_up, self._watchdog.check)
         if spans:
             self._commit_live(spans)
+
+    def _live_span(self, tp: TopicPartition, offset: int) -> Span:
+        """What a commit of ``offset`` says is done, counted from this member's own commit: it may have skipped data."""
+        owned = self._lane.member.owned.get(tp) if self._lane else None
+        if owned is None or not owned.committed <= offset <= owned.position:
+            raise CommitRefusedError(
+                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
+                f"{owned.position if owned else None} and whose commit {owned.committed if owned else None}. Commit "
+                "what poll() gave; nothing was committed, in either log"
+            )
+        return Span(owned.committed, offset)
 
     def _facts(self, topic: str, partition: int) -> PartitionFacts:
         tp = TopicPartition(topic, partition)
@@ -134,6 +138,11 @@ class TwoLanes:
                 "assignment(), or call this where it is owned"
             )
         self._lane.hold(tp, paused=paused)
+        if tp not in self._lane.member.owned:
+            raise CommitRefusedError(
+                f"{tp} was handed over while it was to be {'paused' if paused else 'resumed'}: nothing was changed, "
+                "call this where it is owned now"
+            )
 
     def _commit_live(self, spans: Mapping[TopicPartition, Span]) -> None:
         raise NotImplementedError
