@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, fits
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import Span, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import Span, union
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -87,7 +87,7 @@ class Resumed:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
     ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
-    ``max_owed_ranges``; ``lost`` what expired before either lane processed it.
+    ``max_owed_ranges``; ``lost`` what expired before the live lane processed it.
     """
 
     position: int
@@ -145,7 +145,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     start, lost = _not_expired(tp, facts, policy)
     _check_second(tp, facts, policy, start)
     mark = facts.mark
-    owed = difference(facts.outstanding, lost)
+    owed = facts.outstanding
     lag = Span(start, facts.log_end)
     # Rule 2: what was paused stays so, whoever owns it and however its owner ended
     if facts.is_paused:
@@ -164,15 +164,15 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
 
 
 def _not_expired(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:
-    """The first offset that is neither processed nor deleted, and what was deleted unprocessed, in either lane."""
+    """The live lane's first offset that was not deleted, and what was deleted before it.
+
+    Owed ranges that expired stay owed: the catch-up lane, or who forgives them, records and reports those.
+    """
     assert facts.committed is not None  # noqa: S101 - asked for committed partitions only
-    if policy.on_data_loss == "raise":
+    if policy.on_data_loss == "raise" or facts.committed >= facts.log_start:
         check_log(tp, facts.committed, facts.log_start, facts.log_end)
         return facts.committed, ()
-    check_log(tp, facts.committed, min(facts.committed, facts.log_start), facts.log_end)
-    start = max(facts.committed, facts.log_start)
-    unprocessed = union((*facts.outstanding, Span(facts.committed, start)))
-    return start, intersection(unprocessed, (Span(0, facts.log_start),))
+    return facts.log_start, (Span(facts.committed, facts.log_start),)
 
 
 def _reset(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> int:
