@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PATIENT_FAILURES = 3
 _MAX_BACKOFF_SECONDS = 300.0
 _FIRST_BACKOFF_SECONDS = 10.0
+_OLDEST_PARTS = 10
 
 
 class RunFate(Enum):
@@ -45,6 +46,32 @@ class LeaveReason(Enum):
     CRASHED = "crashed"
     POLL_TIMEOUT = "left by poll timeout"
     LOST = "lost its partitions"
+
+
+class Expiry(Enum):
+    """How near the broker's retention is to an owed range."""
+
+    SAFE = "safe"
+    NEAR = "about to expire"
+    BEGUN = "partly expired"
+    GONE = "expired"
+
+
+def expiry(owed: Span, log_start: int, log_end: int) -> Expiry:
+    """Whether owed data still exists, and whether it will for long.
+
+    >>> from kafka_liveness_dagster.core.offsets import Span
+    >>> expiry(Span(70, 120), log_start=100, log_end=190).value
+    'partly expired'
+    """
+    # Rule 1: below the log start the broker has deleted it
+    if owed.end <= log_start:
+        return Expiry.GONE
+    if owed.start < log_start:
+        return Expiry.BEGUN
+    # Rule 2: retention is at work, and this is in the oldest tenth of what it has left
+    near = log_start > 0 and (owed.start - log_start) * _OLDEST_PARTS < log_end - log_start
+    return Expiry.NEAR if near else Expiry.SAFE
 
 
 @dataclass(frozen=True)
