@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.metadata import range_metadata, range_table
 from kafka_liveness_dagster.partitions import key_of, range_of
 from kafka_liveness_dagster.pipeline import Pipeline
@@ -41,6 +42,7 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
         context.log.info("%s", consumer.timeouts)
         next_batch = _until_idle(consumer, asset.idle_seconds)
         tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
+    reach(Failpoint.BEFORE_MATERIALIZATION)
     return dg.MaterializeResult(
         metadata={
             **tally.metadata(),
@@ -72,6 +74,7 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
     if left_out:
         outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
+    reach(Failpoint.BEFORE_MATERIALIZATION)
     for key, one in asked.items():
         context.add_asset_metadata(range_metadata(asset.group_id, one, owed, lost), partition_key=key)
 

@@ -13,6 +13,7 @@ from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import DataExpiredError
+from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
@@ -76,6 +77,7 @@ class CatchUpConsumer(Watched):
         except BaseException:
             self.close()
             raise
+        reach(Failpoint.AFTER_JOIN)
         self._watchdog.start()
         return self
 

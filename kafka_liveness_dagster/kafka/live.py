@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.fairness import plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.resume import Owned, check_log, resume
+from kafka_liveness_dagster.failpoints import Failpoint, reach
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -54,10 +55,12 @@ class LiveLane:
         arrived = sorted(self.member.arrived)
         if not arrived:
             return
+        reach(Failpoint.AFTER_JOIN)
         facts = self._cluster.facts(self._live.group_id, arrived)
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, poison)) for tp in arrived}
         self.member.adopt({tp: Owned(r.position, r.position, r.owed, r.paused) for tp, r in resumed.items()})
         for tp in (tp for tp in arrived if tp in self.member.owned):
+            reach(Failpoint.AFTER_TOKEN_COMMIT)
             self._tell(tp, resumed[tp])
 
     def plan(
