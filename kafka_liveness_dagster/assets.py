@@ -38,6 +38,8 @@ class KafkaAsset:
     max_batch_seconds: float | None
     enable_parallel_rebalance: bool
     min_crash_lag: int
+    max_owed_ranges: int | None
+    on_data_loss: Literal["raise", "skip"]
     auto_offset_reset: Literal["earliest", "latest", "error"]
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
@@ -171,6 +173,8 @@ def kafka_asset(
     max_batch_seconds: float | None = None,
     enable_parallel_rebalance: bool = False,
     min_crash_lag: int = 1,
+    max_owed_ranges: int | None = None,
+    on_data_loss: Literal["raise", "skip"] = "raise",
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
     liveness: Literal["poll", "progress"] = "poll",
     on_poison: Literal["raise", "quarantine"] = "raise",
@@ -200,6 +204,9 @@ def kafka_asset(
         enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes
             a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not kept.
         min_crash_lag: with fewer offsets behind, resume in order instead.
+        max_owed_ranges: with more ranges owed on a topic's partition, resume in order instead.
+        on_data_loss: offsets that expired before they were processed end the run (``raise``), or are passed and
+            reported as lost (``skip``).
         auto_offset_reset: where to begin while nothing is committed.
         liveness: ``poll`` as in KIP-62: a rebalance waits for the open batch. ``progress``: rebalances are answered
             while Spark works, and the process timeout begins anew with every finished Spark task.
@@ -218,29 +225,13 @@ def kafka_asset(
     Raises:
         InvalidSettingError: a setting that no run could work with.
     """
+    settings = {key: value for key, value in locals().items() if key not in ("name", "topics")}
 
     def decorate(transform: Callable[..., Any]) -> KafkaAsset:
-        return KafkaAsset(
-            transform=transform,
-            name=name or transform.__name__,
-            topics=(topics,) if isinstance(topics, str) else tuple(topics),
-            group_id=group_id,
-            table=table,
-            max_poll_records=max_poll_records,
-            max_batch_seconds=max_batch_seconds,
-            enable_parallel_rebalance=enable_parallel_rebalance,
-            min_crash_lag=min_crash_lag,
-            auto_offset_reset=auto_offset_reset,
-            liveness=liveness,
-            on_poison=on_poison,
-            group_instance_id=group_instance_id,
-            idle_seconds=idle_seconds,
-            max_live_runs=max_live_runs,
-            sensor_interval_seconds=sensor_interval_seconds,
-            sensor_status=sensor_status,
-            group_name=group_name,
-            kafka_resource_key=kafka_resource_key,
-            spark_resource_key=spark_resource_key,
-        )
+        return KafkaAsset(transform=transform, name=name or transform.__name__, topics=_several(topics), **settings)
 
     return decorate
+
+
+def _several(topics: Sequence[str]) -> tuple[str, ...]:
+    return (topics,) if isinstance(topics, str) else tuple(topics)

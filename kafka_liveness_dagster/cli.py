@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import click
 
+from kafka_liveness_dagster import group_commands
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -179,6 +180,10 @@ def timeline(
     _clean_up_when_asked_to_end()
     kafka = KafkaLivenessResource(bootstrap_servers=bootstrap_servers).settings()
     context.exit(0 if show.tell(kafka, scene, json_file=json_file, picture=picture).holds else 1)
+
+
+main.add_command(group_commands.status)
+main.add_command(group_commands.forgive)
 
 
 def _clean_up_when_asked_to_end() -> None:

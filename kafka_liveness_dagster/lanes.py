@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.metadata import range_metadata, range_table
 from kafka_liveness_dagster.partitions import key_of, range_of
 from kafka_liveness_dagster.pipeline import Pipeline
@@ -32,6 +33,8 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
         max_poll_records=asset.max_poll_records,
         enable_parallel_rebalance=asset.enable_parallel_rebalance,
         min_crash_lag=asset.min_crash_lag,
+        max_owed_ranges=asset.max_owed_ranges,
+        on_data_loss=asset.on_data_loss,
         auto_offset_reset=asset.auto_offset_reset,
         liveness=asset.liveness,
         group_instance_id=asset.group_instance_id,
@@ -39,11 +42,13 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
         context.log.info("%s", consumer.timeouts)
         next_batch = _until_idle(consumer, asset.idle_seconds)
         tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
+    reach(Failpoint.BEFORE_MATERIALIZATION)
     return dg.MaterializeResult(
         metadata={
             **tally.metadata(),
             "timeouts": str(consumer.timeouts),
             "crash_lag_found": range_table(consumer.jumped),
+            **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
             "group": asset.group_id,
         }
     )
@@ -59,18 +64,20 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
         ranges=list(asked.values()),
         context=context,
         max_poll_records=asset.max_poll_records,
+        on_data_loss=asset.on_data_loss,
     ) as lane:
         owed = lane.outstanding_ranges()
         context.log.info("a batch may take %s", lane.budget)
         context.log.info("%d partitions; still owed of them: %s", len(asked), ", ".join(map(str, owed)) or "nothing")
         tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
-        left_out = lane.quarantined
+        left_out, lost = lane.quarantined, lane.lost
     context.log.info("%s rows in %d batches written", f"{tally.rows:,}", tally.batches)
     if left_out:
         outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
+    reach(Failpoint.BEFORE_MATERIALIZATION)
     for key, one in asked.items():
-        context.add_asset_metadata(range_metadata(asset.group_id, one, owed), partition_key=key)
+        context.add_asset_metadata(range_metadata(asset.group_id, one, owed, lost), partition_key=key)
 
 
 def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Callable[[int], Batch | None]:

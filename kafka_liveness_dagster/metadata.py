@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
 
 if TYPE_CHECKING:
@@ -81,14 +80,18 @@ def told(left: Iterable[MemberLeft]) -> str:
     return "; ".join(f"run {gone.run} {gone.reason.value}" for gone in left)
 
 
-def range_metadata(group_id: str, asked: OffsetRange, owed: Iterable[OffsetRange]) -> dict[str, dg.MetadataValue]:
+def range_metadata(
+    group_id: str, asked: OffsetRange, owed: Iterable[OffsetRange], lost: Iterable[OffsetRange]
+) -> dict[str, dg.MetadataValue]:
     """One crash lag range after its run."""
     was_owed = any(asked.overlaps(r) for r in owed)
+    gone = [r for r in lost if r.overlaps(asked)]
     return {
         "group": dg.MetadataValue.text(group_id),
         "range": dg.MetadataValue.text(str(asked)),
         "offsets": dg.MetadataValue.int(asked.size),
         "state": dg.MetadataValue.text("done by this run" if was_owed else "was done before this run"),
+        **({"expired_unprocessed": range_table(gone)} if gone else {}),
     }
 
 
@@ -105,7 +108,7 @@ def group_metadata(
                 "lag": seen.lag,
                 "owed": ", ".join(map(str, seen.outstanding)) or "nothing yet",
                 "last_commit_by_run": seen.mark.run if seen.mark else "none",
-                "released": "yes" if seen.mark and seen.mark.mark is Mark.RELEASED else "no",
+                "mark": seen.mark.mark.value if seen.mark else "none",
             }
         )
         for seen in partitions

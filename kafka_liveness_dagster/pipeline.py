@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
+from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.metadata import Tally
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Pipeline:
         tally, under_way, pace = Tally(), _UnderWay(), Pace(self.max_poll_records)
         lane.on_fence(under_way.cancel)
         while (batch := next_batch(pace.bound)) is not None:
+            reach(Failpoint.AFTER_PLAN)
             try:
                 self._process(batch, lane, under_way, tally, log)
                 pace.in_time()
@@ -113,6 +115,7 @@ class Pipeline:
             again = "its files" if written.rewritten else "the same offsets"
             log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         lane.commit(batch)
+        reach(Failpoint.AFTER_OFFSET_COMMIT)
         tally.add(batch, written.rows, time.monotonic() - started)
         log.info("committed %s: %s rows in %.2f s", batch, f"{written.rows:,}", time.monotonic() - started)
 

@@ -66,6 +66,8 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         max_batch_seconds: float | None = None,
         enable_parallel_rebalance: bool = False,
         min_crash_lag: int = 1,
+        max_owed_ranges: int | None = None,
+        on_data_loss: Literal["raise", "skip"] = "raise",
         auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
         liveness: Literal["poll", "progress"] = "poll",
         group_instance_id: str | None = None,
@@ -80,6 +82,9 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             max_batch_seconds: the budget of a batch, before every other source of it.
             enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
             min_crash_lag: with fewer offsets behind, resume in order instead.
+            max_owed_ranges: with more ranges owed on a partition, resume in order instead.
+            on_data_loss: offsets that expired before they were processed are an error (``raise``), or are passed and
+                found in ``lost``.
             auto_offset_reset: where to begin while nothing is committed.
             liveness: ``poll`` as in KIP-62: a rebalance waits for the open batch, at most its process timeout.
                 ``progress``: rebalances are answered while the batch is under way, and the process timeout begins
@@ -99,7 +104,7 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             tuple(topics) if not isinstance(topics, str) else (topics,),
             group_id,
             DEFAULT_MAX_POLL_RECORDS if max_poll_records is None else max_poll_records,
-            ResumePolicy(enable_parallel_rebalance, auto_offset_reset, min_crash_lag),
+            ResumePolicy(enable_parallel_rebalance, auto_offset_reset, min_crash_lag, max_owed_ranges, on_data_loss),
             serves_while_busy=liveness == "progress",
             group_instance_id=group_instance_id,
         )
@@ -116,13 +121,30 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         context: Context = None,
         max_poll_records: int = 500,
         max_batch_seconds: float | None = None,
+        on_data_loss: Literal["raise", "skip"] = "raise",
     ) -> CatchUpConsumer:
-        """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``."""
+        """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``.
+
+        Args:
+            group_id: the live lane's group.
+            ranges: crash lag ranges, in any order.
+            context: the op's or asset's context, None in scripts and tests.
+            max_poll_records: at most this many offsets in a batch.
+            max_batch_seconds: the budget of a batch, before every other source of it.
+            on_data_loss: owed offsets that expired are an error (``raise``), or are recorded as done and found in
+                ``lost``.
+        """
         from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer  # noqa: PLC0415 - stays lazy
 
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
         return CatchUpConsumer(
-            self.settings(), group_id, ranges, max_poll_records=max_poll_records, budget=budget, link=link_of(context)
+            self.settings(),
+            group_id,
+            ranges,
+            max_poll_records=max_poll_records,
+            budget=budget,
+            link=link_of(context),
+            on_data_loss=on_data_loss,
         )
 
     def cluster(self) -> Cluster:

@@ -17,13 +17,14 @@ from kafka_liveness_dagster.core.heartbeat import RunState
 from kafka_liveness_dagster.core.timeouts import Budget, first_budget
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.kafka.watchdog import RunLink
+    from kafka_liveness_dagster.kafka.link import RunLink
 
 MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/cause"
 _MAX_RUNTIME = "dagster/max_runtime"
+_OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 
@@ -33,9 +34,15 @@ def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str
     return {GROUP_TAG: group_id, LANE_TAG: lane}
 
 
+def runs_in_progress(instance: dg.DagsterInstance, group_id: str, lane: Literal["live", "catch-up"]) -> int:
+    """How many runs of a lane are queued, starting or at work."""
+    at_work = [status for status in dg.DagsterRunStatus if status not in _OVER]
+    return instance.get_runs_count(dg.RunsFilter(tags=dict(lane_tags(group_id, lane)), statuses=at_work))
+
+
 def link_of(context: Context) -> RunLink:
     """The link by which a consumer's watchdog follows its run; says once when only we keep the run's time limit."""
-    from kafka_liveness_dagster.kafka.watchdog import RunLink, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
+    from kafka_liveness_dagster.kafka.link import RunLink, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
 
     run = _run_of(context)
     if context is None or run is None:
@@ -51,6 +58,7 @@ def link_of(context: Context) -> RunLink:
         None if remaining is None else now_ms() + round(remaining * 1000),
         context.log,
         is_step=_is_step(context),
+        catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
     )
 
 

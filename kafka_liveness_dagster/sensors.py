@@ -25,7 +25,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.cursors import GroupCursor
 from kafka_liveness_dagster.metadata import group_metadata, told
 from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
-from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags
+from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags, runs_in_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _OBSERVE_SECONDS = 60.0
 _RECENT_RUNS = 20
-_OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
-_IN_PROGRESS = [status for status in dg.DagsterRunStatus if status not in _OVER]
 
 
 def build_group_sensor(
@@ -104,7 +102,7 @@ class _Watch:
         news = [gone for gone in left if _name(gone) not in cursor.told]
         observe = bool(news or keys) or now - cursor.observed_at >= _OBSERVE_SECONDS
         events = self._observations(partitions, len(members), left) if observe else []
-        in_progress = instance.get_runs_count(self._live_runs(statuses=_IN_PROGRESS))
+        in_progress = runs_in_progress(instance, self.group_id, "live")
         failed = list(takewhile(lambda record: _fate(record.dagster_run) is RunFate.FAILED, runs))
         wanted = wants_live_run(
             partitions,
@@ -140,8 +138,8 @@ class _Watch:
             )
         return snapshots
 
-    def _live_runs(self, **which: Any) -> dg.RunsFilter:
-        return dg.RunsFilter(tags=dict(lane_tags(self.group_id, "live")), **which)
+    def _live_runs(self) -> dg.RunsFilter:
+        return dg.RunsFilter(tags=dict(lane_tags(self.group_id, "live")))
 
     def _live_run(self, left: Sequence[MemberLeft]) -> dg.RunRequest:
         why = told(left) or "lag"

@@ -15,8 +15,9 @@ MODULES = sorted(ROOT.rglob("*.py"))
 MAX_LINES = 250
 FLOORS = {  # folder: what its modules may import beside the standard library
     "core": {f"{PACKAGE}.core"},
-    "kafka": {f"{PACKAGE}.kafka", f"{PACKAGE}.core", "confluent_kafka"},
-    "spark": {f"{PACKAGE}.spark", f"{PACKAGE}.core", "pyspark", "grpc"},  # grpc: pyspark[connect]'s own transport
+    "kafka": {f"{PACKAGE}.kafka", f"{PACKAGE}.core", f"{PACKAGE}.failpoints", "confluent_kafka"},
+    # grpc: pyspark[connect]'s own transport
+    "spark": {f"{PACKAGE}.spark", f"{PACKAGE}.core", f"{PACKAGE}.failpoints", "pyspark", "grpc"},
 }
 TYPING_ONLY = {"typing_extensions"}  # named for mypy, never imported when the program runs
 

@@ -21,7 +21,7 @@ from kafka_liveness_dagster.core.offsets import Span, difference, union
 
 MAX_METADATA_BYTES = 4_095  # one below the broker's offset.metadata.max.bytes
 CATCH_UP_SUFFIX = ".catch-up"
-_LIVE = re.compile(r"kl1 (?P<mark>running|released) (?P<run>[0-9a-f]{8}) ?(?P<owed>[0-9,-]*)")
+_LIVE = re.compile(r"kl1 (?P<mark>running|released|paused) (?P<run>[0-9a-f]{8}) ?(?P<owed>[0-9,-]*)")
 _RUN = re.compile("[0-9a-f]{8}")
 _DONE = re.compile(r"kl1 done ?(?P<done>[0-9,-]*)")
 
@@ -35,6 +35,7 @@ class Mark(Enum):
 
     RUNNING = "running"  # it was at work: found without its owner, it is the trace of a crash
     RELEASED = "released"  # it gave the partition up in good order
+    PAUSED = "paused"  # nobody may process it, in either lane, until it is resumed
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,12 @@ class DoneLog:
 def committed(first: int | None, owed: tuple[Span, ...]) -> int | None:
     """KIP-333's ``committed()``: every offset before it is processed, in whichever lane."""
     return owed[0].start if owed else first
+
+
+def owed_before(offset: int, outstanding: tuple[Span, ...]) -> Span | None:
+    """The owed offsets that a commit of ``offset`` says are done; None when it is the live lane's (KIP-333)."""
+    owing = next((span for span in outstanding if span.start < offset <= span.end), None)
+    return None if owing is None else Span(owing.start, offset)
 
 
 def fits(owed: tuple[Span, ...]) -> bool:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PATIENT_FAILURES = 3
 _MAX_BACKOFF_SECONDS = 300.0
 _FIRST_BACKOFF_SECONDS = 10.0
+_OLDEST_PARTS = 10
 
 
 class RunFate(Enum):
@@ -47,6 +48,32 @@ class LeaveReason(Enum):
     LOST = "lost its partitions"
 
 
+class Expiry(Enum):
+    """How near the broker's retention is to an owed range."""
+
+    SAFE = "safe"
+    NEAR = "about to expire"
+    BEGUN = "partly expired"
+    GONE = "expired"
+
+
+def expiry(owed: Span, log_start: int, log_end: int) -> Expiry:
+    """Whether owed data still exists, and whether it will for long.
+
+    >>> from kafka_liveness_dagster.core.offsets import Span
+    >>> expiry(Span(70, 120), log_start=100, log_end=190).value
+    'partly expired'
+    """
+    # Rule 1: below the log start the broker has deleted it
+    if owed.end <= log_start:
+        return Expiry.GONE
+    if owed.start < log_start:
+        return Expiry.BEGUN
+    # Rule 2: retention is at work, and this is in the oldest tenth of what it has left
+    near = log_start > 0 and (owed.start - log_start) * _OLDEST_PARTS < log_end - log_start
+    return Expiry.NEAR if near else Expiry.SAFE
+
+
 @dataclass(frozen=True)
 class PartitionSnapshot:
     """One partition as both commit logs and the broker show it."""
@@ -62,6 +89,11 @@ class PartitionSnapshot:
     def lag(self) -> int:
         """Offsets the live lane has not committed; all of the log while nothing is committed."""
         return max(0, self.log_end - (self.log_start if self.committed is None else self.committed))
+
+    @property
+    def paused(self) -> bool:
+        """Whether both lanes are held: no run would process it."""
+        return self.mark is not None and self.mark.mark is Mark.PAUSED
 
     @property
     def owed(self) -> int:
@@ -121,7 +153,9 @@ def wants_live_run(
     """Whether to start a live run: there is lag, or a crash to recover from, and room for one more run."""
     if in_progress >= max_live_runs or seconds_since_failure < restart_delay_seconds(failures_in_a_row):
         return False
-    return any(seen.lag for seen in partitions) or any(gone.reason is LeaveReason.CRASHED for gone in left)
+    return any(seen.lag for seen in partitions if not seen.paused) or any(
+        gone.reason is LeaveReason.CRASHED for gone in left
+    )
 
 
 def restart_delay_seconds(failures_in_a_row: int) -> float:

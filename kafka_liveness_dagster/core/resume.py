@@ -12,7 +12,7 @@ Resumed(position=120, owed=(Span(start=70, end=120),), skipped=Span(start=70, en
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, fits
@@ -49,40 +49,68 @@ class PartitionFacts:
     log_end: int
     second: DoneLog = field(default_factory=DoneLog)
 
+    @property
+    def owed(self) -> tuple[Span, ...]:
+        """What the first log says is owed."""
+        return self.mark.owed if self.mark else ()
+
+    @property
+    def outstanding(self) -> tuple[Span, ...]:
+        """What of it the second log does not say is done."""
+        return self.second.outstanding(self.owed)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether neither lane may process the partition."""
+        return self.mark is not None and self.mark.mark is Mark.PAUSED
+
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """What the user chose. ``enable_parallel_rebalance`` is KIP-333's mode, off by default as there."""
+    """What the user chose. ``enable_parallel_rebalance`` is KIP-333's mode, off by default as there.
+
+    Attributes:
+        min_crash_lag: with fewer offsets behind, resume in order.
+        max_owed_ranges: with more ranges owed on a partition, resume in order; None for as many as a commit holds.
+        on_data_loss: offsets that expired before they were processed are an error, or are skipped and reported.
+    """
 
     enable_parallel_rebalance: bool = False
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
     min_crash_lag: int = 1
+    max_owed_ranges: int | None = None
+    on_data_loss: Literal["raise", "skip"] = "raise"
 
 
 @dataclass(frozen=True)
 class Resumed:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
-    ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata.
+    ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
+    ``max_owed_ranges``; ``lost`` what expired before the live lane processed it.
     """
 
     position: int
     owed: tuple[Span, ...] = ()
     skipped: Span | None = None
     overflow: Span | None = field(default=None, repr=False)
+    lost: tuple[Span, ...] = field(default=(), repr=False)
+    paused: bool = field(default=False, repr=False)
 
 
 @dataclass
 class Owned:
     """A partition that a member owns: offsets below ``committed`` are done, below ``position`` planned.
 
-    ``arrival`` tells this ownership from others of the same partition by the same member.
+    ``arrival`` tells this ownership from others of the same partition by the same member. While it is ``paused``
+    nothing of it is planned, in either lane.
     """
 
     committed: int
     position: int
     owed: tuple[Span, ...] = ()
     arrival: int = 0
+    paused: bool = False
 
 
 def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, poison: tuple[Span, ...] = ()) -> Resumed:
@@ -103,7 +131,7 @@ def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, pois
     owed = found.owed if stuck is None else union((*found.owed, stuck))
     if stuck is None or not fits(owed):
         return found
-    return Resumed(stuck.end, owed, found.skipped, found.overflow)
+    return replace(found, position=stuck.end, owed=owed)
 
 
 def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> Resumed:
@@ -112,21 +140,37 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
         start = _reset(tp, facts, policy)
         _check_second(tp, facts, policy, start)
         return Resumed(start)
-    check_log(tp, facts.committed, facts.log_start, facts.log_end)
-    _check_second(tp, facts, policy, facts.committed)
-    owed = still_owed(facts.second, facts.mark.owed if facts.mark else ())
-    lag = Span(facts.committed, facts.log_end)
-    # Rule 2: a handover is not a crash
-    crashed = facts.mark is not None and facts.mark.mark is Mark.RUNNING
-    # Rule 3: below min_crash_lag the backlog costs less than a backfill
+    start, lost = _not_expired(tp, facts, policy)
+    _check_second(tp, facts, policy, start)
+    mark = facts.mark
+    owed = still_owed(facts.second, facts.owed)
+    lag = Span(start, facts.log_end)
+    # Rule 2: what was paused stays so, whoever owns it and however its owner ended
+    if facts.is_paused:
+        return Resumed(start, owed, lost=lost, paused=True)
+    # Rule 3: a handover is not a crash
+    crashed = mark is not None and mark.mark is Mark.RUNNING
+    # Rule 4: below min_crash_lag the backlog costs less than a backfill
     if not (policy.enable_parallel_rebalance and crashed and lag.size >= max(1, policy.min_crash_lag)):
-        return Resumed(lag.start, owed)
-    # Rule 4: a token that does not fit may not be half written
+        return Resumed(start, owed, lost=lost)
+    # Rule 5: a token that does not fit may not be half written
     jumped = union((*owed, lag))
-    if not fits(jumped):
-        return Resumed(lag.start, owed, overflow=lag)
-    # Rule 5: the live lane is fresh, the lag is owed
-    return Resumed(lag.end, jumped, skipped=lag)
+    if not fits(jumped) or (policy.max_owed_ranges is not None and len(jumped) > policy.max_owed_ranges):
+        return Resumed(start, owed, overflow=lag, lost=lost)
+    # Rule 6: the live lane is fresh, the lag is owed
+    return Resumed(lag.end, jumped, skipped=lag, lost=lost)
+
+
+def _not_expired(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:
+    """The live lane's first offset that was not deleted, and what was deleted before it.
+
+    Owed ranges that expired stay owed: the catch-up lane, or who forgives them, records and reports those.
+    """
+    assert facts.committed is not None  # noqa: S101 - asked for committed partitions only
+    if policy.on_data_loss == "raise" or facts.committed >= facts.log_start:
+        check_log(tp, facts.committed, facts.log_start, facts.log_end)
+        return facts.committed, ()
+    return facts.log_start, (Span(facts.committed, facts.log_start),)
 
 
 def still_owed(second: DoneLog, owed: tuple[Span, ...]) -> tuple[Span, ...]:
@@ -161,8 +205,8 @@ def check_log(tp: TopicPartition, offset: int, log_start: int, log_end: int) -> 
     if offset < log_start:
         raise DataExpiredError(
             f"{tp} is committed at {offset} but its log starts at {log_start}: {log_start - offset} offsets were "
-            "deleted before they were processed. Raise the topic's retention; to go on without them, reset the "
-            "group's offsets (kafka-consumer-groups --reset-offsets --to-earliest)"
+            "deleted before they were processed. Raise the topic's retention; to go on without them, and have them "
+            "reported as lost, set on_data_loss='skip'"
         )
 
 

@@ -93,10 +93,15 @@ class Cluster:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
+        self._met: set[TopicPartition] = set()
         try:
             self._admin = _client(settings.bootstrap_servers, _items(settings))
         except KafkaException as error:
             raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
+
+    def topics(self) -> list[str]:
+        """All topics this client may see."""
+        return sorted(self._metadata().topics)
 
     def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
         """All partitions of these topics.
@@ -141,7 +146,10 @@ class Cluster:
     def log_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Log start and log end (last stable offset, ``read_committed``) of each partition."""
         partitions = list(partitions)
+        if not self._met.issuperset(partitions):
+            self._metadata()  # or the client would refuse partitions that were added after it met their topic
         starts, ends = (self._offsets(partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        self._met.update(partitions)
         return {tp: (starts[tp], ends[tp]) for tp in partitions}
 
     def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:

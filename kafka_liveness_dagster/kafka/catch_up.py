@@ -6,34 +6,32 @@ watchdog's. Two runs on one range do no harm: writes of the same range replace e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from confluent_kafka import Consumer, KafkaException
-from confluent_kafka import TopicPartition as KafkaTopicPartition
-
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog
-from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
-from kafka_liveness_dagster.core.resume import DataExpiredError, PartitionFacts
-from kafka_liveness_dagster.kafka.admin import Cluster, logger_of
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, named
-from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, Watched, now_ms
+from kafka_liveness_dagster.core.resume import DataExpiredError
+from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
+from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from typing_extensions import Self
 
+    from kafka_liveness_dagster.core.resume import PartitionFacts
     from kafka_liveness_dagster.core.timeouts import Budget
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
-_WRITES = 5
 
-
-class NotOwedError(InvalidSettingError):
-    """A range was asked for that the group does not owe."""
+class PausedPartitionError(KafkaLivenessError):
+    """Only crash lag of paused partitions is left: ``pause`` holds both lanes (KIP-333)."""
 
 
 class CatchUpConsumer(Watched):
@@ -41,9 +39,11 @@ class CatchUpConsumer(Watched):
 
     Args:
         ranges: crash lag ranges, in any order; parts that are done already are left out.
+        on_data_loss: offsets that expired before they were caught up are an error, or are recorded and reported.
 
     Attributes:
         quarantined: offsets that were left out, each too slow for a batch of its own.
+        lost: what expired before it was caught up, with ``on_data_loss="skip"``.
     """
 
     def __init__(
@@ -55,14 +55,15 @@ class CatchUpConsumer(Watched):
         max_poll_records: int,
         budget: Budget,
         link: RunLink,
+        on_data_loss: Literal["raise", "skip"] = "raise",
     ) -> None:
         self.budget, self.group_id = budget, group_id
-        self._asked = {tp: union(r.span for r in ranges if r.topic_partition == tp) for tp in _partitions(ranges)}
-        self._max_records, self._kafka = max_poll_records, kafka
-        self._cluster = Cluster(kafka)
-        config = kafka.committer(group_id + CATCH_UP_SUFFIX, f"{link.client_id}/catch-up")
-        self._log_client = Consumer(config, logger=logger_of(config))
         self.quarantined: list[OffsetRange] = []
+        self.lost: list[OffsetRange] = []
+        self._asked = by_partition(ranges)
+        self._max_records, self._on_data_loss, self._log = max_poll_records, on_data_loss, link.log
+        self._cluster = Cluster(kafka)
+        self._second = SecondLog(kafka, group_id, link.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
         self._last: TopicPartition | None = None
         self._last_committed: TopicPartition | None = None
@@ -72,10 +73,11 @@ class CatchUpConsumer(Watched):
 
     def __enter__(self) -> Self:
         try:
-            self._check_asked()
+            self._second.check_owed(self._asked)
         except BaseException:
             self.close()
             raise
+        reach(Failpoint.AFTER_JOIN)
         self._watchdog.start()
         return self
 
@@ -93,13 +95,18 @@ class CatchUpConsumer(Watched):
         Raises:
             FencedError: the run is gone.
             DataExpiredError: offsets of the range were deleted by the broker's retention.
+            PausedPartitionError: what is left may not be processed now.
         """
         self._begin_again_if_too_slow()
-        pending = {tp: difference(spans, self._planned.get(tp, ())) for tp, spans in self.outstanding().items()}
+        left, facts = self._outstanding()
+        pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
         ranges, self._last = plan(pending, bound, self._last)
+        if not ranges:
+            self._check_paused([tp for tp in left if facts[tp].is_paused and left[tp]])
+            return None
         self._plan(ranges)
-        return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._epoch, self._last) if ranges else None
+        return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._epoch, self._last)
 
     def quarantine(self, poison: OffsetRange) -> None:
         """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
@@ -113,39 +120,55 @@ class CatchUpConsumer(Watched):
             FencedError: this process may not commit any more.
             CommitRefusedError: the record did not last; the range stays owed and is processed again.
         """
-        done = {tp: union(r.span for r in batch.ranges if r.topic_partition == tp) for tp in _partitions(batch.ranges)}
         self._watchdog.check()
         if batch.epoch != self._epoch:
             raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before its process timeout")
-        for _ in range(_WRITES):
-            self._watchdog.check()
-            facts = self._facts(list(done))
-            missing = {tp: spans for tp, spans in done.items() if _still_owed(facts[tp], spans)}
-            if not missing:
-                self._last_committed = batch.last
-                return
-            self._write({tp: facts[tp].second.record(_owed(facts[tp]), spans) for tp, spans in missing.items()})
-        raise CommitRefusedError(
-            f"the second commit log {self.group_id + CATCH_UP_SUFFIX} lost {_WRITES} writes of {batch} to other runs: "
-            "the range stays owed; run its backfill again"
-        )
-
-    def outstanding(self) -> dict[TopicPartition, tuple[Span, ...]]:
-        """What of the asked ranges is still to be done, from both commit logs."""
-        facts = self._facts(list(self._asked))
-        left = {tp: intersection(_outstanding(facts[tp]), spans) for tp, spans in self._asked.items()}
-        for tp, spans in left.items():
-            _check_start(tp, spans, facts[tp].log_start)
-        return left
+        self._second.record(batch.ranges, self._watchdog.check)
+        self._last_committed = batch.last
 
     def outstanding_ranges(self) -> list[OffsetRange]:
-        """The same as ranges, sorted."""
-        return [OffsetRange(*tp, *span) for tp, spans in self.outstanding().items() for span in spans]
+        """What of the asked ranges is still to be done, from both commit logs; sorted."""
+        return [OffsetRange(*tp, *span) for tp, spans in self._outstanding()[0].items() for span in spans]
 
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
         self._watchdog.stop()
-        self._log_client.close()
+        self._second.close()
+
+    def _outstanding(self) -> tuple[dict[TopicPartition, tuple[Span, ...]], dict[TopicPartition, PartitionFacts]]:
+        facts = self._cluster.facts(self.group_id, list(self._asked))
+        left = {tp: intersection(facts[tp].outstanding, spans) for tp, spans in self._asked.items()}
+        expired = [
+            OffsetRange(*tp, *span)
+            for tp, spans in left.items()
+            for span in intersection(spans, (Span(0, facts[tp].log_start),))
+        ]
+        if not expired:
+            return left, facts
+        self._lose(expired, facts)
+        return {tp: difference(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}, facts
+
+    def _lose(self, expired: list[OffsetRange], facts: dict[TopicPartition, PartitionFacts]) -> None:
+        first = expired[0]
+        told = (
+            f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} owed offsets expired before they were "
+            f"caught up, {first.topic_partition}'s log starts at {facts[first.topic_partition].log_start}"
+        )
+        if self._on_data_loss == "raise":
+            raise DataExpiredError(
+                f"{told}. Raise the topic's retention. To go on without them: `kafka-liveness forgive {self.group_id} "
+                f"{first} --reason …`, or on_data_loss='skip'"
+            )
+        self._second.record(expired, self._watchdog.check)
+        self.lost += expired
+        self._log.error("lost: %s; recorded as done", told)
+
+    def _check_paused(self, paused: list[TopicPartition]) -> None:
+        if paused:
+            raise PausedPartitionError(
+                f"{', '.join(map(str, paused))} of group {self.group_id} is paused, and so is its crash lag: "
+                "everything else that was asked for is done. resume() it in the live lane, then run this again"
+            )
 
     def _begin_again_if_too_slow(self) -> None:
         if self._still_polling():
@@ -158,56 +181,3 @@ class CatchUpConsumer(Watched):
     def _plan(self, ranges: Iterable[OffsetRange]) -> None:
         for r in ranges:
             self._planned[r.topic_partition] = union((*self._planned.get(r.topic_partition, ()), r.span))
-
-    def _facts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
-        return self._cluster.facts(self.group_id, partitions)
-
-    def _check_asked(self) -> None:
-        """A range that reaches above the first log was never skipped: someone mistyped a key.
-
-        Below it every offset is in the table or owed, though either log may have forgotten how it came there.
-        """
-        facts = self._facts(list(self._asked))
-        for tp, asked in self._asked.items():
-            first = facts[tp].committed or 0
-            if unknown := difference(asked, (Span(0, first),)):
-                raise NotOwedError(
-                    f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self.group_id}: its live lane is at "
-                    f"{first}, and it owes {', '.join(map(str, _outstanding(facts[tp]))) or 'nothing'} of {tp}. Nothing was "
-                    "processed; if the partition was added by hand, delete it"
-                )
-
-    def _write(self, logs: Mapping[TopicPartition, DoneLog]) -> None:
-        offsets = [
-            KafkaTopicPartition(tp.topic, tp.partition, second.watermark, second.encode())
-            for tp, second in logs.items()
-        ]
-        try:
-            self._log_client.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:
-            doing = f"committing to {self.group_id + CATCH_UP_SUFFIX}"
-            raise named(error, doing, self._kafka.bootstrap_servers) from error
-
-
-def _partitions(ranges: Sequence[OffsetRange]) -> list[TopicPartition]:
-    return sorted({r.topic_partition for r in ranges})
-
-
-def _owed(facts: PartitionFacts) -> tuple[Span, ...]:
-    return facts.mark.owed if facts.mark else ()
-
-
-def _outstanding(facts: PartitionFacts) -> tuple[Span, ...]:
-    return facts.second.outstanding(_owed(facts))
-
-
-def _still_owed(facts: PartitionFacts, spans: tuple[Span, ...]) -> bool:
-    return bool(intersection(_outstanding(facts), spans))
-
-
-def _check_start(tp: TopicPartition, spans: tuple[Span, ...], log_start: int) -> None:
-    if spans and spans[0].start < log_start:
-        raise DataExpiredError(
-            f"{tp} owes offsets from {spans[0].start} but its log starts at {log_start}: up to "
-            f"{log_start - spans[0].start} records expired before they were caught up. Raise the topic's retention"
-        )

@@ -7,34 +7,37 @@ is planned and not committed is ever lost: it is planned again by whoever owns t
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
-from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import Member
-from kafka_liveness_dagster.kafka.view import GroupView
-from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, Watched, now_ms
+from kafka_liveness_dagster.kafka.view import TwoLanes
+from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+    from kafka_liveness_dagster.kafka.second_log import SecondLog
 
 _LOG_END_SECONDS = 0.2  # how often an idle poll asks for new data
 
 
-class LivenessConsumer(Watched):
+class LivenessConsumer(Watched, TwoLanes):
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
     Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an error
@@ -43,14 +46,16 @@ class LivenessConsumer(Watched):
 
     Attributes:
         jumped: crash lag this consumer found, in the order of finding.
+        lost: what expired before either lane processed it, with ``on_data_loss="skip"``.
     """
 
     def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
         self.timeouts, self.settings = timeouts, live
         self.jumped: list[OffsetRange] = []
+        self.lost: list[OffsetRange] = []
         self._kafka, self._link = kafka, link
         self._cluster = Cluster(kafka)
-        self._view = GroupView(self._cluster, live.group_id)
+        self._second: SecondLog | None = None
         self._lane: LiveLane | None = None
         self._poison: set[OffsetRange] = set()
         self._last: TopicPartition | None = None
@@ -92,8 +97,9 @@ class LivenessConsumer(Watched):
             if batch is not None or time.monotonic() >= give_up_at:
                 return batch
             asked_at = time.monotonic()
-            while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
-                self._serve()
+            with suppress(BrokerUnreachableError):  # the next look waits for it
+                while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
+                    self._serve()
 
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
@@ -123,55 +129,42 @@ class LivenessConsumer(Watched):
             raise PoisonedOffsetError([poison], self.timeouts.process_ms / 1000, outcome)
         self._poison.add(poison)
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> None:
         """Commit a processed batch: position, mark and owed ranges in one request.
 
-        Partitions that were handed over meanwhile are left to their new owner, who processes them again.
+        Partitions that were handed over meanwhile are left to their new owner, who processes them again. Plain
+        offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the offset lags
+        created by a crash", it goes to the second commit log, the others to the first.
 
         Raises:
             FencedError: this process may not commit any more.
             CommitRefusedError: the broker refused, or the batch is out of order. Nothing was lost.
         """
         self._watchdog.check()
-        if self._lane is None or batch.epoch != self._epoch:
-            raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
+        if isinstance(done, Batch):
+            if self._lane is None or done.epoch != self._epoch:
+                raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
+            self._commit_live(done.spans, done.arrivals)
+            self._last_committed = done.last
+        else:
+            self._commit_offsets(done)
+
+    def _commit_live(self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]) -> None:
+        assert self._lane is not None  # noqa: S101 - it has a position
         member = self._lane.member
         try:
             # the work is done: waiting for the group is no stall
-            handed_over = member.commit(batch.spans, batch.arrivals, self._watchdog.polled)
+            handed_over = member.commit(spans, arrivals, self._watchdog.polled)
         except CommitRefusedError:
             self._fence_if_ended(member)
             self._watchdog.check()  # says more than the broker's refusal
             raise
         self._fence_if_ended(member)
         self._watchdog.check()
-        self._last_committed = batch.last
         if handed_over:
             self._link.log.info(
                 "handed over before the commit, replayed by the new owner: %s", ", ".join(map(str, handed_over))
             )
-
-    @property
-    def joined(self) -> bool:
-        """Whether the group has let this consumer in; a rebalance may wait for others' batches or dead sessions."""
-        return self._lane is not None and self._lane.member.joined
-
-    def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions owned now."""
-        return tuple(sorted(self._lane.member.owned)) if self._lane else ()
-
-    def position(self, topic: str, partition: int) -> int | None:
-        """Where the live lane's next batch begins; None for a partition not owned (KIP-333: live lane only)."""
-        owned = self._lane.member.owned.get(TopicPartition(topic, partition)) if self._lane else None
-        return owned.position if owned else None
-
-    def committed(self, topic: str, partition: int) -> int | None:
-        """Every offset before it is processed, in whichever lane (KIP-333: ``committed()``); None for none."""
-        return self._view.committed(TopicPartition(topic, partition))
-
-    def owed(self, topic: str, partition: int) -> tuple[OffsetRange, ...]:
-        """The offset ranges the live lane jumped over that no catch-up run has done yet."""
-        return self._view.owed(TopicPartition(topic, partition))
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
@@ -179,6 +172,8 @@ class LivenessConsumer(Watched):
             self._watchdog.stop()
         finally:
             self._leave(release)
+            if self._second is not None:
+                self._second.close()
 
     def _look(self, max_records: int) -> Batch | None:
         """One look at the log ends; brokers that are away are waited for as long as a batch may take."""
@@ -222,7 +217,7 @@ class LivenessConsumer(Watched):
             self._watchdog.check()
         self._check_before_joining()
         member = Member(self._kafka, self.settings, self.timeouts, self._link)
-        self._lane = LiveLane(self._cluster, member, self.settings, self.jumped, self._link.log)
+        self._lane = LiveLane(self._cluster, member, self.settings, (self.jumped, self.lost), self._link.log)
         self._last = self._last_committed  # the shares are dealt again as they were for the batch that failed
         self._epoch += 1
         self._watchdog.rearm()

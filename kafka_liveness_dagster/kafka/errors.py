@@ -31,6 +31,8 @@ _MOVING = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._NOENT,  # noqa: SLF001 - ListOffsets: no leader is known yet of a partition that was just added
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same, beside partitions that are known
 }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.resume import Owned, check_log, resume, still_owed
+from kafka_liveness_dagster.failpoints import Failpoint, reach
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,14 +30,20 @@ class LiveLane:
     """The partitions of one member.
 
     Args:
-        jumped: takes the crash lag that this membership finds.
+        found: take the crash lag that this membership finds, and what expired unprocessed.
     """
 
     def __init__(
-        self, cluster: Cluster, member: Member, live: LiveSettings, jumped: list[OffsetRange], log: Logger
+        self,
+        cluster: Cluster,
+        member: Member,
+        live: LiveSettings,
+        found: tuple[list[OffsetRange], list[OffsetRange]],
+        log: Logger,
     ) -> None:
         self.member = member
-        self._cluster, self._live, self._jumped, self._log = cluster, live, jumped, log
+        self._cluster, self._live, self._log = cluster, live, log
+        self._jumped, self._lost = found
         self._forgot_at = time.monotonic()
 
     def settle(self, poison: Collection[OffsetRange]) -> None:
@@ -48,17 +55,22 @@ class LiveLane:
         arrived = dict(self.member.arrived)
         if not arrived:
             return
+        reach(Failpoint.AFTER_JOIN)
         facts = self._cluster.facts(self._live.group_id, sorted(arrived))
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, poison)) for tp in arrived}
-        self.member.adopt({tp: Owned(r.position, r.position, r.owed, arrived[tp]) for tp, r in resumed.items()})
+        self.member.adopt(
+            {tp: Owned(r.position, r.position, r.owed, arrived[tp], r.paused) for tp, r in resumed.items()}
+        )
         for tp in (tp for tp in sorted(arrived) if tp in self.member.owned):
+            reach(Failpoint.AFTER_TOKEN_COMMIT)
             self._tell(tp, resumed[tp])
 
     def plan(self, max_records: int, last: TopicPartition | None) -> Batch | None:
         """The next ranges of what is owned, None for none; they count as planned from now on."""
-        owned = dict(self.member.owned)
+        owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
         bounds = self._cluster.log_bounds(owned)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
+            self._pass_expired(tp, o, bounds[tp][0])
             check_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         ranges, last = plan(pending, max_records, last)
@@ -66,6 +78,20 @@ class LiveLane:
             owned[r.topic_partition].position = r.end
         arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}
         return Batch(ranges, 0.0, last=last, arrivals=arrivals) if ranges else None
+
+    def hold(self, tp: TopicPartition, *, paused: bool) -> None:
+        """Pause or resume an owned partition, for whoever owns it later too.
+
+        Raises:
+            CommitRefusedError: the mark could not be committed; nothing is paused or resumed.
+        """
+        owned = self.member.owned[tp]
+        before, owned.paused = owned.paused, paused
+        try:
+            self.member.commit({tp: Span(owned.committed, owned.committed)}, {tp: owned.arrival})
+        except BaseException:
+            owned.paused = before
+            raise
 
     def forget_done(self) -> None:
         """Now and then drop owed ranges that are done: the second log may expire before this member ends."""
@@ -77,13 +103,28 @@ class LiveLane:
         for tp, owned in owing.items():
             owned.owed = still_owed(facts[tp].second, owned.owed)
 
+    def _pass_expired(self, tp: TopicPartition, owned: Owned, log_start: int) -> None:
+        """With ``on_data_loss="skip"``, between two batches: go on at the log start, and report what is gone."""
+        if self._live.policy.on_data_loss == "skip" and owned.committed == owned.position < log_start:
+            self._lose(tp, Span(owned.position, log_start))
+            owned.committed = owned.position = log_start
+
+    def _lose(self, tp: TopicPartition, lost: Span) -> None:
+        self._lost.append(OffsetRange(*tp, *lost))
+        told = "lost: %s, %d offsets, expired before it was processed; going on without it"
+        self._log.error(told, self._lost[-1], lost.size)
+
     def _tell(self, tp: TopicPartition, resumed: Resumed) -> None:
+        for lost in resumed.lost:
+            self._lose(tp, lost)
+        if resumed.paused:
+            self._log.warning("%s is paused at %d, in both lanes: resume() lets it go on", tp, resumed.position)
         if resumed.skipped is not None:
             self._jumped.append(OffsetRange(*tp, *resumed.skipped))
             told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
             self._log.warning(told, self._jumped[-1], resumed.skipped.size, resumed.position)
         if resumed.overflow is not None:
-            told = "%s resumes in order at %d: its owed ranges are too many for a commit"
+            told = "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges"
             self._log.warning(told, tp, resumed.overflow.start)
 
 

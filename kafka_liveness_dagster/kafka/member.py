@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.admin import logger_of
 from kafka_liveness_dagster.kafka.errors import (
     CommitRefusedError,
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
-    from kafka_liveness_dagster.core.offsets import Span
     from kafka_liveness_dagster.core.resume import Owned
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-    from kafka_liveness_dagster.kafka.watchdog import RunLink
+    from kafka_liveness_dagster.kafka.link import RunLink
 
 SERVE_SECONDS = 0.1
 _RELEASE_SECONDS = 2.0
@@ -109,9 +108,7 @@ class Member:
             mine = {tp: owned for tp, owned in settled.items() if self.arrived.get(tp) == owned.arrival}
             if not mine:
                 return
-            error = self._commit_once(
-                {tp: (o.committed, LiveMark(Mark.RUNNING, self._run, o.owed)) for tp, o in mine.items()}
-            )
+            error = self._commit_once({tp: (o.committed, self._mark(o)) for tp, o in mine.items()})
             if error is None:
                 self.owned.update(mine)
                 for tp in mine:
@@ -144,9 +141,7 @@ class Member:
                 _check_order(tp, owned.committed, done[tp])
             give_up_at = time.monotonic() + self._patience_seconds
             while mine := {tp: o for tp, o in was_owned.items() if self.owned.get(tp) is o}:
-                error = self._commit_once(
-                    {tp: (done[tp].end, LiveMark(Mark.RUNNING, self._run, o.owed)) for tp, o in mine.items()}
-                )
+                error = self._commit_once({tp: (done[tp].end, self._mark(o)) for tp, o in mine.items()})
                 if error is None:
                     break
                 if not is_held_up(error) or time.monotonic() > give_up_at:
@@ -171,13 +166,16 @@ class Member:
             self.arrived.clear()
             self._client.close()
 
+    def _mark(self, owned: Owned, mark: Mark = Mark.RUNNING) -> LiveMark:
+        return LiveMark(Mark.PAUSED if owned.paused else mark, self._run, owned.owed)
+
     def _refused(self, error: KafkaError) -> KafkaLivenessError:
         self._has_ended(error)
         return named(error, f"committing to group {self._group_id}", self._settings.bootstrap_servers)
 
     def _has_ended(self, error: KafkaError) -> bool:
         """Whether the group goes on without this member from now on."""
-        if self._static and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001 - its word for it
+        if self._static and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
             self.ended = FenceReason.REPLACED
         elif is_no_longer_a_member(error):
             self.ended = FenceReason.PARTITIONS_LOST
@@ -197,7 +195,7 @@ class Member:
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         """Mark partitions as given up at their last committed position; failing to costs a replay, no data."""
         marks = {
-            tp: (self.owned[tp].committed, LiveMark(Mark.RELEASED, self._run, self.owned[tp].owed))
+            tp: (self.owned[tp].committed, self._mark(self.owned[tp], Mark.RELEASED))
             for tp in partitions
             if tp in self.owned
         }

@@ -9,54 +9,22 @@ import logging
 import multiprocessing
 import os
 import threading
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import run_mark
 from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState, Surroundings, reason_to_fence
 from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.link import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kafka_liveness_dagster.core.heartbeat import PollTimer
+    from kafka_liveness_dagster.kafka.link import RunLink
 
 LOOK_SECONDS = 0.1
 RUN_STATE_SECONDS = 0.5
 _STOP_SECONDS = 30.0
 log = logging.getLogger("kafka_liveness_dagster")
-
-
-def now_ms() -> int:
-    """Monotonic time in milliseconds; it goes on while the process is stopped (SIGSTOP)."""
-    return time.monotonic_ns() // 1_000_000
-
-
-@dataclass(frozen=True)
-class RunLink:
-    """The Dagster run this process works for, or a stand-in for a script.
-
-    Attributes:
-        run_id: as Dagster writes it; its first 8 digits mark commits.
-        client_id: what the broker shows, ``dagster/<job>/<run id>/<step>``.
-        state: asks Dagster how the run is; called on the watchdog's thread every half second.
-        ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
-        log: where what happens to the consumer is told: the run's own log.
-        is_step: this process was started by its run worker for one step, and ends with it.
-    """
-
-    run_id: str
-    client_id: str
-    state: Callable[[], RunState]
-    ends_at_ms: int | None = None
-    log: logging.Logger = log
-    is_step: bool = False
-
-    @property
-    def mark(self) -> str:
-        """8 hex digits that name the run in commit metadata."""
-        return run_mark(self.run_id)
 
 
 class Watchdog:

@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
+from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, WriteConflictError
 from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
 from kafka_liveness_dagster.spark.table import IcebergTable, check_key
@@ -134,6 +135,7 @@ def _attempt(
             frame = frame.unionByName(survivors, allowMissingColumns=True)
         may_go_on()
     _overwrite(frame, table, snapshot_id, replaced, ranges)
+    reach(Failpoint.AFTER_TABLE_COMMIT)
     return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
 
 

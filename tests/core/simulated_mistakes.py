@@ -151,7 +151,7 @@ def commit_what_was_given_up(run, batch):
 
 def know_an_ownership_by_its_offset(run, batch):
     """A batch of a former ownership passes for one of this."""
-    now = {tp: run.owned[tp] for tp, (r, _) in batch.items() if tp in run.owned and r.start >= run.owned[tp].committed}
+    now = {tp: run.owned[tp] for tp, (r, _) in batch.items() if tp in run.owned and r.start >= run.began_at[tp]}
     return _commit(run, {tp: (r, now.get(tp, owned)) for tp, (r, owned) in batch.items()})
 
 

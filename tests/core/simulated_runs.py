@@ -74,6 +74,7 @@ class LiveRun(Run):
         self.member: int | None = None
         self.arrived: dict[TopicPartition, object] = {}  # each time a partition arrives it is another arrival
         self.owned: dict[TopicPartition, Owned] = {}
+        self.began_at: dict[TopicPartition, int] = {}
         self.open: deque[Batch] = deque()
         self.poison: list[OffsetRange] = []
         self.finishing = self.fenced = False
@@ -166,6 +167,7 @@ class LiveRun(Run):
             return refusal is Refusal.REBALANCING
         for tp, r in resumed.items():
             self.owned[tp] = Owned(r.position, r.position, r.owed)
+            self.began_at[tp] = r.position
             del self.arrived[tp]
             self.world.note(_told(r), self.name, tp, "at", r.position, "owing", *r.owed)
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.commit_log import (
@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core.commit_log import (
     check_group_id,
     committed,
     fits,
+    owed_before,
     run_mark,
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
@@ -66,6 +67,11 @@ def released(*owed):
     return LiveMark(Mark.RELEASED, RUN, spans(*owed))
 
 
+def paused(*owed):
+    """A first-log mark of a partition that neither lane may process."""
+    return LiveMark(Mark.PAUSED, RUN, spans(*owed))
+
+
 # --- the metadata ---------------------------------------------------------------------------------------------------
 
 
@@ -75,6 +81,7 @@ def released(*owed):
         pytest.param(running(), "kl1 running 0badcafe", id="at work, nothing owed"),
         pytest.param(running((70, 120), (140, 190)), "kl1 running 0badcafe 70-120,140-190", id="after two crashes"),
         pytest.param(released((70, 120)), "kl1 released 0badcafe 70-120", id="in good order, still owing"),
+        pytest.param(paused((70, 120)), "kl1 paused 0badcafe 70-120", id="held in both lanes"),
     ],
 )
 def test_the_first_logs_text(mark, text):
@@ -150,6 +157,7 @@ def test_reading_a_second_log_never_fails_otherwise(offset, text):
         assert offset is not None or log == DoneLog()
 
 
+@settings(deadline=None)  # hundreds of spans, and a busy machine
 @given(st.integers(0, 2**62), WIDE_SPANS | MANY_SPANS)
 def test_a_done_log_is_read_back_from_its_text(watermark, done):
     """decode(encode(log)) == log as long as it fits; what does not fit is forgotten from the top, never invented."""
@@ -483,6 +491,25 @@ def test_committed_never_passes_an_owed_offset(owed, extra):
     assert all(offset >= committed(first, owed) for offset in offsets(owed))
 
 
+@pytest.mark.parametrize(
+    ("offset", "done"),
+    [
+        pytest.param(70, None, id="70 is the next to do: none of 70-120 is done"),
+        pytest.param(71, (70, 71), id="its first offset"),
+        pytest.param(100, (70, 100), id="half of it"),
+        pytest.param(120, (70, 120), id="all of it"),
+        pytest.param(121, None, id="never skipped: the live lane's"),
+        pytest.param(140, None, id="the live lane's last before the second crash"),
+        pytest.param(190, (140, 190), id="the second range, though the first is open"),
+        pytest.param(191, None, id="ahead of all that is owed"),
+    ],
+)
+def test_whose_commit_it_is(offset, done):
+    """KIP-333, commitSync(): within a lag created by a crash it is the second log's, else the first's."""
+    assert owed_before(offset, spans((70, 120), (140, 190))) == (done and Span(*done))
+    assert owed_before(offset, ()) is None
+
+
 @pytest.mark.parametrize("group_id", ["", "orders.catch-up"])
 def test_a_group_that_could_be_taken_for_a_second_log_is_refused(group_id):
     """The second log has a reserved name."""
@@ -506,3 +533,81 @@ def test_every_run_has_a_mark_its_commits_are_read_back_by(run_id, mark):
     """Whatever a run is called, its mark is 8 hex digits, the same every time."""
     assert run_mark(run_id) == mark
     assert LiveMark.decode(LiveMark(Mark.RUNNING, mark).encode()) == LiveMark(Mark.RUNNING, mark)
+
+
+# --- what was chosen ------------------------------------------------------------------------------------------------
+
+SKIP = ResumePolicy(enable_parallel_rebalance=True, on_data_loss="skip")
+
+
+@pytest.mark.parametrize("mark", [None, running(), running((20, 30)), released(), paused()])
+def test_expired_data_is_an_error_unless_it_may_be_skipped(mark):
+    """The error has both offsets, what is gone, and the way on."""
+    with pytest.raises(DataExpiredError, match=r"committed at 70 but its log starts at 90: 20 offsets.*on_data_loss"):
+        resume(TP, PartitionFacts(70, mark, 90, 120), PARALLEL)
+
+
+@pytest.mark.parametrize(
+    ("facts", "answer"),
+    [
+        pytest.param(
+            PartitionFacts(70, released(), 90, 120), Resumed(90, lost=spans((70, 90))), id="in order from the log start"
+        ),
+        pytest.param(
+            PartitionFacts(70, running(), 90, 120),
+            Resumed(120, spans((90, 120)), skipped=Span(90, 120), lost=spans((70, 90))),
+            id="after a crash, only what still exists is owed",
+        ),
+        pytest.param(
+            PartitionFacts(70, running(), 120, 120),
+            Resumed(120, lost=spans((70, 120))),
+            id="all of it: nothing is owed",
+        ),
+        pytest.param(
+            PartitionFacts(140, released((70, 120)), 130, 190),
+            Resumed(140, spans((70, 120))),
+            id="an owed range that expired is the catch-up lane's to record",
+        ),
+        pytest.param(
+            PartitionFacts(70, paused(), 90, 120), Resumed(90, lost=spans((70, 90)), paused=True), id="paused meanwhile"
+        ),
+        pytest.param(PartitionFacts(70, released(), 70, 120), Resumed(70), id="70 is still there"),
+    ],
+)
+def test_what_skipping_expired_data_means(facts, answer):
+    """Each lane passes, and reports, what it can no longer read; nothing else is skipped."""
+    assert resume(TP, facts, SKIP) == answer
+
+
+def test_skipping_does_not_forgive_a_topic_made_anew():
+    """A log that ends below the commit is another log, whatever may be skipped."""
+    with pytest.raises(TopicRecreatedError):
+        resume(TP, PartitionFacts(70, running(), 0, 60), SKIP)
+
+
+@pytest.mark.parametrize(
+    ("most", "owed", "jumps"),
+    [
+        pytest.param(1, [], True, id="the first of one"),
+        pytest.param(1, [(10, 20)], False, id="it would be the second of one"),
+        pytest.param(2, [(10, 20)], True, id="the second of two"),
+        pytest.param(1, [(10, 70)], True, id="it grows the one there is"),
+        pytest.param(0, [], False, id="none at all"),
+        pytest.param(None, [(n, n + 1) for n in range(0, 60, 2)], True, id="as many as a commit holds"),
+    ],
+)
+def test_no_more_ranges_are_owed_than_chosen(most, owed, jumps):
+    """Beyond max_owed_ranges the backlog comes in order, and the answer says that it was not skipped."""
+    policy = ResumePolicy(enable_parallel_rebalance=True, max_owed_ranges=most)
+    answer = resume(TP, PartitionFacts(70, running(*owed), 0, 120), policy)
+    expected = (120, Span(70, 120), None) if jumps else (70, None, Span(70, 120))
+    assert (answer.position, answer.skipped, answer.overflow) == expected
+    assert answer.owed == union((*spans(*owed), *([Span(70, 120)] if jumps else [])))
+
+
+@pytest.mark.parametrize("policy", [PARALLEL, IN_ORDER])
+def test_a_paused_partition_stays_where_it_is(policy):
+    """However its owner ended, no crash lag is made of it and what it owes stays owed."""
+    facts = PartitionFacts(140, paused((70, 120)), 0, 190)
+    assert facts.is_paused
+    assert resume(TP, facts, policy) == Resumed(140, spans((70, 120)), paused=True)

@@ -6,11 +6,13 @@ import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.membership import (
+    Expiry,
     LeaveReason,
     MemberLeft,
     PartitionSnapshot,
     RunFate,
     departures,
+    expiry,
     restart_delay_seconds,
     wants_live_run,
 )
@@ -71,6 +73,24 @@ def test_owed_counts_what_is_outstanding():
     assert snapshot(outstanding=(Span(70, 120), Span(140, 190))).owed == 100
 
 
+@pytest.mark.parametrize(
+    ("owed", "log_start", "answer"),
+    [
+        pytest.param((70, 120), 0, Expiry.SAFE, id="nothing was deleted yet"),
+        pytest.param((0, 50), 0, Expiry.SAFE, id="the oldest there is, and no retention at work"),
+        pytest.param((70, 120), 40, Expiry.SAFE, id="30 of 300 offsets away: a tenth, and not below"),
+        pytest.param((70, 120), 41, Expiry.NEAR, id="29 of 299: in the oldest tenth"),
+        pytest.param((70, 120), 70, Expiry.NEAR, id="the next to go"),
+        pytest.param((70, 120), 71, Expiry.BEGUN, id="its first offset is gone"),
+        pytest.param((70, 120), 119, Expiry.BEGUN, id="its last is not"),
+        pytest.param((70, 120), 120, Expiry.GONE, id="all of it is gone"),
+    ],
+)
+def test_how_near_the_brokers_retention_is(owed, log_start, answer):
+    """Owed data is told to be at risk while something can still be done, and gone when nothing can."""
+    assert expiry(Span(*owed), log_start, log_end=340) is answer
+
+
 CRASH = [MemberLeft(RUN, LeaveReason.CRASHED, (P0,))]
 TIMEOUT = [MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (P0,))]
 
@@ -99,6 +119,17 @@ def test_when_a_live_run_is_wanted(log_end, left, in_progress, failures, since, 
         seconds_since_failure=since,
     )
     assert answer is wanted
+
+
+def test_a_paused_partition_asks_for_no_run():
+    """Lag that nobody may process is no reason to start a run; another partition's is."""
+    paused = snapshot(P0, mark=Mark.PAUSED)
+    assert paused.paused
+    assert departures([paused], set(), {RUN: RunFate.FAILED}) == [], "nor is its mark the trace of a crash"
+    room = {"in_progress": 0, "max_live_runs": 1, "failures_in_a_row": 0, "seconds_since_failure": 0.0}
+    assert not wants_live_run([paused], [], **room)
+    assert wants_live_run([paused, snapshot(P1, mark=Mark.RELEASED)], [], **room)
+    assert not snapshot(mark=None).paused
 
 
 def test_the_delay_grows_and_is_bounded():

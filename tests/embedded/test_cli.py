@@ -21,7 +21,7 @@ def test_help_waits_for_no_heavy_import():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
-@pytest.mark.parametrize("command", ["up", "down", "doctor", "demo", "timeline"])
+@pytest.mark.parametrize("command", ["up", "down", "doctor", "demo", "timeline", "status", "forgive"])
 def test_every_help_text_has_an_example(command):
     """A help text shows the command as one types it."""
     told = subprocess.check_output([*CLI, command, "--help"], text=True)

@@ -30,8 +30,9 @@ from kafka_liveness_dagster.kafka.errors import (
     FencedError,
     TopicNotFoundError,
 )
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.member import Member
-from kafka_liveness_dagster.kafka.watchdog import RunLink, Watchdog, now_ms
+from kafka_liveness_dagster.kafka.watchdog import Watchdog
 
 ORDERS = tuple(TopicPartition("orders", p) for p in range(4))  # the mock gives a new topic four partitions
 P0, P1 = ORDERS[:2]

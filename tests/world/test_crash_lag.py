@@ -4,82 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from uuid import uuid4
 
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import ForeignCommitError, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_log import ForeignCommitError, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.resume import TopicRecreatedError
-from kafka_liveness_dagster.kafka.catch_up import NotOwedError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, TopicNotFoundError
-
-SECONDS = 20.0
-
-
-class World:
-    """One topic with the records in partition 3, one group, and both lanes on them."""
-
-    def __init__(self, services, topic, produce):
-        self.kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
-        self.topic, self.group = topic, f"etl-{uuid4().hex[:8]}"
-        self.tp = TopicPartition(topic, 3)
-        self._produce, self._servers, self.log_end = produce, services.bootstrap_servers, 0
-
-    def grow_to(self, log_end):
-        self._produce(self._servers, self.topic, 3, map(str, range(self.log_end, log_end)))
-        self.log_end = log_end
-
-    def live(self, **settings):
-        settings = {"enable_parallel_rebalance": True, "max_batch_seconds": 60, **settings}
-        return self.kafka.consumer(topics=[self.topic], group_id=self.group, **settings)
-
-    def catch_up(self, *ranges, **settings):
-        owed = [kl.OffsetRange(self.topic, 3, *r) for r in ranges]
-        return self.kafka.catch_up(group_id=self.group, ranges=owed, max_batch_seconds=60, **settings)
-
-    def process(self, consumer, upto):
-        """Poll and commit until the live lane has committed ``upto``."""
-        while consumer.position(self.topic, 3) != upto:
-            batch = consumer.poll(SECONDS, upto - (consumer.position(self.topic, 3) or 0))
-            consumer.commit(batch)
-
-    def first_log(self):
-        commit = self.kafka.cluster().commits(self.group, [self.tp])[self.tp]
-        return commit.offset, LiveMark.decode(commit.metadata)
-
-    def spans(self, ranges):
-        assert all(r.topic_partition == self.tp for r in ranges)
-        return [tuple(r.span) for r in ranges]
-
-
-@pytest.fixture
-def world(services, make_topic, produce):
-    return World(services, make_topic(4), produce)
-
-
-@pytest.fixture
-def crashed(world):
-    """Committed 70, crashed at 100, log end 120 on return."""
-    world.grow_to(100)
-    with pytest.raises(ZeroDivisionError), world.live() as consumer:
-        world.process(consumer, 70)
-        batch = consumer.poll(SECONDS)
-        assert world.spans(batch.ranges) == [(70, 100)]
-        raise ZeroDivisionError
-    assert world.first_log()[0] == 70
-    assert world.first_log()[1].mark is Mark.RUNNING
-    world.grow_to(120)
-    return world
-
-
-def join(world, consumer):
-    """Poll until partition 3 is assigned; nothing new is in the log."""
-    assert consumer.poll(0.0) is None or consumer.position(world.topic, 3) is not None
-    while consumer.position(world.topic, 3) is None:
-        assert consumer.poll(0.2) is None
+from kafka_liveness_dagster.kafka.second_log import NotOwedError
+from tests.world.one_group import SECONDS, join
 
 
 def test_after_a_crash_the_live_lane_goes_on_at_the_log_end(crashed):

@@ -1,0 +1,72 @@
+"""One topic, one group and both lanes on them, offset by offset: what the tests of KIP-333 are told with."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import LiveMark
+from kafka_liveness_dagster.core.offsets import TopicPartition
+
+SECONDS = 20.0
+
+
+class World:
+    """One topic with the records in partition 3, one group, and both lanes on them."""
+
+    def __init__(self, services, topic, produce):
+        self.kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
+        self.topic, self.group = topic, f"etl-{uuid4().hex[:8]}"
+        self.tp = TopicPartition(topic, 3)
+        self._produce, self._servers, self.log_end = produce, services.bootstrap_servers, 0
+
+    def grow_to(self, log_end):
+        self._produce(self._servers, self.topic, 3, map(str, range(self.log_end, log_end)))
+        self.log_end = log_end
+
+    def live(self, **settings):
+        settings = {"enable_parallel_rebalance": True, "max_batch_seconds": 60, **settings}
+        return self.kafka.consumer(topics=[self.topic], group_id=self.group, **settings)
+
+    def catch_up(self, *ranges, **settings):
+        owed = [kl.OffsetRange(self.topic, 3, *r) for r in ranges]
+        return self.kafka.catch_up(group_id=self.group, ranges=owed, max_batch_seconds=60, **settings)
+
+    def process(self, consumer, upto):
+        """Poll and commit until the live lane has committed ``upto``."""
+        while consumer.position(self.topic, 3) != upto:
+            batch = consumer.poll(SECONDS, upto - (consumer.position(self.topic, 3) or 0))
+            consumer.commit(batch)
+
+    def crash(self, **settings):
+        """Commit 70, be in the middle of 70-100, and die of an error."""
+        self.grow_to(100)
+        with pytest.raises(ZeroDivisionError), self.live(**settings) as consumer:
+            self.process(consumer, 70)
+            assert self.spans(consumer.poll(SECONDS).ranges) == [(70, 100)]
+            raise ZeroDivisionError
+
+    def expire(self, log_start):
+        """What the broker's retention does, at once."""
+        at = KafkaTopicPartition(self.topic, 3, log_start)
+        admin = AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
+        admin.delete_records([at])[at].result()
+
+    def first_log(self):
+        commit = self.kafka.cluster().commits(self.group, [self.tp])[self.tp]
+        return commit.offset, LiveMark.decode(commit.metadata)
+
+    def spans(self, ranges):
+        assert all(r.topic_partition == self.tp for r in ranges)
+        return [tuple(r.span) for r in ranges]
+
+
+def join(world, consumer):
+    """Poll until partition 3 is assigned; nothing new is in the log."""
+    assert consumer.poll(0.0) is None or consumer.position(world.topic, 3) is not None
+    while consumer.position(world.topic, 3) is None:
+        assert consumer.poll(0.2) is None
