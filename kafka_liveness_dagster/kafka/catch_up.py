@@ -173,8 +173,8 @@ class CatchUpConsumer(Watched):
             if unknown := difference(asked, (Span(0, first),)):
                 raise NotOwedError(
                     f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self.group_id}: its live lane is at "
-                    f"{first}, and it owes {', '.join(map(str, _outstanding(facts[tp]))) or 'nothing'} of {tp}. Nothing was "
-                    "processed; if the partition was added by hand, delete it"
+                    f"{first}, and it owes {', '.join(map(str, _outstanding(facts[tp]))) or 'nothing'} of {tp}. "
+                    "Nothing was processed; if the partition was added by hand, delete it"
                 )
 
     def _write(self, logs: Mapping[TopicPartition, DoneLog]) -> None:
