@@ -184,7 +184,7 @@ class LivenessConsumer(Watched, TwoLanes):
                 lane.forget_done()
                 return self._plan(lane, max_records) if self._watchdog.reason is None else None
             except BrokerUnreachableError as error:
-                if time.monotonic() >= give_up_at:
+                if self._lane is None or time.monotonic() >= give_up_at:  # who has not joined yet hears it at once
                     raise
                 self._link.log.warning("still a member, looking again: %s", error)
 

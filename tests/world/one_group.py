@@ -13,13 +13,18 @@ from kafka_liveness_dagster.core.commit_log import LiveMark
 from kafka_liveness_dagster.core.offsets import TopicPartition
 
 SECONDS = 20.0
+SESSION, HEARTBEAT = 3.0, 0.5  # how long the group waits for who left while it joined, how soon it hears of others
 
 
 class World:
     """One topic with the records in partition 3, one group, and both lanes on them."""
 
     def __init__(self, services, topic, produce):
-        self.kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
+        self.kafka = kl.KafkaLivenessResource(
+            bootstrap_servers=services.bootstrap_servers,
+            session_timeout_seconds=SESSION,
+            heartbeat_interval_seconds=HEARTBEAT,
+        )
         self.topic, self.group = topic, f"etl-{uuid4().hex[:8]}"
         self.tp = TopicPartition(topic, 3)
         self._produce, self._servers, self.log_end = produce, services.bootstrap_servers, 0
@@ -55,6 +60,9 @@ class World:
         at = KafkaTopicPartition(self.topic, 3, log_start)
         admin = AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
         admin.delete_records([at])[at].result()
+
+    def members(self):
+        return self.kafka.cluster().members(self.group)
 
     def first_log(self):
         commit = self.kafka.cluster().commits(self.group, [self.tp])[self.tp]

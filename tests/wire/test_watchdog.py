@@ -1,0 +1,108 @@
+"""The fence of one consumer, without a broker: its deadline holds whatever else hangs, fails or sleeps."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.watchdog import Watchdog
+
+PATIENCE = 60.0
+
+
+def link(state=lambda: RunState.IN_PROGRESS):
+    """A run that goes on, unless told otherwise."""
+    return RunLink("0badcafe", "dagster/job/0badcafe/step", state)
+
+
+@pytest.fixture
+def watch():
+    """A watchdog of a batch that is late at once; stopped at the end."""
+    dogs = []
+
+    def start(leave, state=lambda: RunState.IN_PROGRESS, process_ms=1):
+        dogs.append(Watchdog(PollTimer(process_ms, now_ms()), link(state=state), leave))
+        dogs[-1].start()
+        return dogs[-1]
+
+    yield start
+    for dog in dogs:
+        dog.stop()
+
+
+def test_the_deadline_holds_while_dagster_cannot_be_asked(watch):
+    """Dagster's database may be down; a hung batch leaves the group at its deadline all the same."""
+
+    def unreachable():
+        raise ConnectionError
+
+    left = threading.Event()
+    watch(lambda _: left.set(), state=unreachable, process_ms=600)
+    assert left.wait(3)
+
+
+def test_the_deadline_holds_while_dagster_does_not_answer(watch):
+    """A question to Dagster that hangs for minutes delays no deadline."""
+    left, answer = threading.Event(), threading.Event()
+    watch(lambda _: left.set(), state=lambda: answer.wait(PATIENCE) and RunState.IN_PROGRESS, process_ms=600)
+    in_time = left.wait(3)
+    answer.set()
+    assert in_time
+
+
+def test_a_cancel_that_hangs_does_not_hold_the_partitions(watch):
+    """Spark may not answer its interrupt; the group is left all the same."""
+    left, answer = threading.Event(), threading.Event()
+    dog = Watchdog(PollTimer(1, now_ms()), link(), lambda _: left.set())
+    dog.on_fence(lambda: answer.wait(PATIENCE))
+    dog.start()
+    in_time = left.wait(3)
+    answer.set()
+    dog.stop()
+    assert in_time
+
+
+def test_what_is_registered_after_the_fence_is_cancelled_at_once(watch):
+    """Work begun in the moment of the fence is cancelled too."""
+    left, cancelled = threading.Event(), threading.Event()
+    dog = watch(lambda _: left.set())
+    assert left.wait(3)
+    dog.on_fence(cancelled.set)
+    assert cancelled.wait(1)
+
+
+def test_the_fence_is_up_before_anything_slow_happens(watch):
+    """Cancelling and leaving take time; commits are refused from the first moment."""
+    seen = []
+    dog = Watchdog(PollTimer(1, now_ms()), link(), lambda _: None)
+    left = threading.Event()
+    dog.on_fence(lambda: (seen.append(dog.reason), left.set()))
+    dog.start()
+    assert left.wait(3)
+    dog.stop()
+    assert seen == [FenceReason.POLL_TIMEOUT]
+
+
+def test_a_cancel_that_fails_does_not_keep_the_member_in_the_group():
+    """One failing cancel stops neither the next one nor the leave."""
+    left, next_one = [], threading.Event()
+    dog = Watchdog(PollTimer(0, now_ms()), link(), left.append)
+    dog.on_fence(lambda: 1 / 0)
+    dog.on_fence(next_one.set)
+    with pytest.raises(FencedError):
+        dog.check()
+    assert left == [FenceReason.POLL_TIMEOUT]
+    assert next_one.wait(3)
+
+
+def test_a_late_commit_is_refused_even_if_the_watchdog_slept():
+    """Stopped and continued (SIGSTOP), the process asks the clock itself before it commits."""
+    left = []
+    dog = Watchdog(PollTimer(1_000, now_ms() - 3_600_000), link(), left.append)
+    with pytest.raises(FencedError, match=r"3600\.\d s of 1 s"):
+        dog.check()
+    assert left == [FenceReason.POLL_TIMEOUT]

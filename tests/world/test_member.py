@@ -1,0 +1,282 @@
+"""One member on a real broker, with both group protocols: what it commits, hands over, and is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.resume import Owned
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, GroupTimeouts, derive
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, TopicNotFoundError
+from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.member import Member
+
+PARTITIONS = range(4)
+RUN, OTHER_RUN = "0badcafe", "b0b0b0b0"
+SESSION, HEARTBEAT, PATIENCE = 45.0, 0.5, 30.0  # seconds; who is gone within our patience has left by itself
+
+
+class Group:
+    """A topic of four partitions with 100 records each, and a group on it that nobody used before."""
+
+    def __init__(self, kafka, topic, group_id, protocol):
+        self.kafka, self.topic, self.group_id = kafka, topic, group_id
+        self.all = tuple(TopicPartition(topic, p) for p in PARTITIONS)
+        own, brokers = (SESSION, HEARTBEAT), GroupTimeouts(round(SESSION * 1000), round(HEARTBEAT * 1000))
+        session, heartbeat = own if protocol == "classic" else (None, None)
+        self.timeouts = derive(
+            Budget(60, "argument"),
+            session_seconds=session,
+            heartbeat_seconds=heartbeat,
+            limits=BrokerLimits(1_000, 60_000),
+            group=brokers if protocol == "consumer" else None,
+        )
+        self.live = LiveSettings((topic,), group_id, 20)
+
+    def consumer(self, state=lambda: RunState.IN_PROGRESS, **settings):
+        """A live lane of a run that goes on unless told otherwise, not joined yet."""
+        return LivenessConsumer(self.kafka, replace(self.live, **settings), self.timeouts, link(RUN, state))
+
+    def members(self):
+        """Who is in the group, as the coordinator sees it."""
+        return Cluster(self.kafka).members(self.group_id)
+
+    def committed(self):
+        """What the broker stores, as a stranger reads it: offset and metadata of each partition that has them."""
+        stranger = Consumer(self.kafka.committer(self.group_id, "stranger"))
+        try:
+            found = stranger.committed([KafkaTopicPartition(*tp) for tp in self.all], timeout=10)
+        finally:
+            stranger.close()
+        return {tp.partition: (tp.offset, tp.metadata) for tp in found if tp.offset >= 0}
+
+    def offsets(self):
+        """The offsets of these commits."""
+        return {partition: offset for partition, (offset, _) in self.committed().items()}
+
+
+def link(run_id, state=lambda: RunState.IN_PROGRESS):
+    """A run that goes on, unless told otherwise."""
+    return RunLink(run_id, f"dagster/job/{run_id}/step", state)
+
+
+@pytest.fixture(params=["classic", "consumer"])
+def group(request, services, make_topic, make_group, produce):
+    """The same laws for the classic protocol and KIP-848's."""
+    topic = make_topic(len(PARTITIONS))
+    for partition in PARTITIONS:
+        produce(services.bootstrap_servers, topic, partition, map(str, range(100)))
+    kafka = KafkaSettings(services.bootstrap_servers)
+    return Group(kafka, topic, make_group(SESSION, HEARTBEAT), request.param)
+
+
+@pytest.fixture
+def join(group):
+    """Subscribe as another member; a client that is not closed would hang in its destructor, so all leave."""
+    members = []
+
+    def subscribe(run):
+        members.append(Member(group.kafka, group.live, group.timeouts, link(run)))
+        return members[-1]
+
+    yield subscribe
+    for member in members:
+        member.leave(release=False)
+
+
+def serve_until(reached, *members):
+    """Serve all members until a condition holds; a condition, not a clock, ends the wait."""
+    give_up_at = time.monotonic() + PATIENCE
+    while not reached():
+        assert time.monotonic() < give_up_at, "the group did not get there"
+        for member in members:
+            member.serve(0.02)
+
+
+def settle(member, owned, *others):
+    """Adopt what arrived; a rebalance under way may ask for patience."""
+
+    def adopted():
+        member.adopt({tp: replace(o, arrival=member.arrived.get(tp, 0)) for tp, o in owned.items()})
+        return set(owned) <= set(member.owned)
+
+    serve_until(adopted, member, *others)
+
+
+def arrivals(member):
+    """By which ownership a batch is planned now."""
+    return {tp: owned.arrival for tp, owned in member.owned.items()}
+
+
+def commit(member, spans):
+    """Commit what was planned by the ownerships of now."""
+    return member.commit(spans, arrivals(member))
+
+
+@pytest.fixture
+def member(group, join):
+    """A member that owns all partitions from 70 on, has planned up to 100, and owes 20-70 of partition 0."""
+    member = join(RUN)
+    serve_until(lambda: set(member.arrived) == set(group.all), member)
+    settle(member, {tp: Owned(70, 100, (Span(20, 70),) if tp.partition == 0 else ()) for tp in group.all})
+    return member
+
+
+@pytest.fixture
+def handed_over(group, member, join):
+    """A second member, and the half of the partitions that the first one gave it; it has not settled them yet."""
+    other = join(OTHER_RUN)
+    serve_until(lambda: len(other.arrived) == len(member.owned) == 2, member, other)
+    assert set(other.arrived) | set(member.owned) == set(group.all)
+    return other, set(other.arrived)
+
+
+# --- what is committed ----------------------------------------------------------------------------------------------
+
+
+def test_adopting_is_one_commit_of_position_mark_and_debt(group, member):
+    """The jump and its token are one OffsetCommit: who dies right after it has forgotten nothing."""
+    found = group.committed()
+    assert found == {0: (70, f"kl1 running {RUN} 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 running {RUN}"))}
+    assert LiveMark.decode(found[0][1]) == LiveMark(Mark.RUNNING, RUN, (Span(20, 70),))
+    assert not member.arrived
+
+
+def test_a_commit_carries_the_debt_along(group, member):
+    """Every later commit repeats the owed ranges: the last commit alone tells everything."""
+    assert commit(member, {group.all[0]: Span(70, 90)}) == ()
+    assert group.committed()[0] == (90, f"kl1 running {RUN} 20-70")
+    assert member.owned[group.all[0]].committed == 90
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        pytest.param(Span(90, 95), id="80-90 is still open"),
+        pytest.param(Span(70, 80), id="70-80 was committed already"),
+    ],
+)
+def test_a_commit_out_of_order_is_refused_and_changes_nothing(group, member, span):
+    """A gap or an overlap names the committed offset; neither partition of the batch moves."""
+    first, second = group.all[:2]
+    commit(member, {first: Span(70, 80)})
+    with pytest.raises(CommitRefusedError, match=f"{group.topic}:0:{span} is out of order: 80 is committed"):
+        commit(member, {second: Span(70, 90), first: span})
+    assert group.offsets() == {0: 80, 1: 70, 2: 70, 3: 70}
+
+
+def test_what_is_not_owned_is_not_committed(group, member):
+    """The broker would accept a partition that belongs to another member: it is left to its owner."""
+    stranger = TopicPartition(group.topic, 9)
+    assert commit(member, {group.all[0]: Span(70, 80), stranger: Span(0, 10)}) == (stranger,)
+    assert group.offsets()[0] == 80
+
+
+@pytest.mark.parametrize(
+    ("release", "mark"),
+    [
+        pytest.param(True, "released", id="in good order: the next owner resumes in order"),
+        pytest.param(False, "running", id="as a crash: the next owner may jump"),
+    ],
+)
+def test_how_a_member_leaves_is_written_in_its_last_commit(group, member, release, mark):
+    """The mark, at the last committed position, tells the next owner how this one went; leaving twice is leaving."""
+    commit(member, {group.all[0]: Span(70, 90)})
+    member.leave(release=release)
+    member.leave(release=not release)
+    found = group.committed()
+    assert found == {0: (90, f"kl1 {mark} {RUN} 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 {mark} {RUN}"))}
+    assert (member.owned, member.arrived) == ({}, {})
+
+
+def test_a_member_that_left_commits_nothing(group, member):
+    """After leaving, a commit touches neither the broker nor another owner's partition."""
+    member.leave(release=False)
+    assert commit(member, {group.all[0]: Span(70, 90)}) == (group.all[0],)
+    assert group.offsets()[0] == 70
+
+
+def test_a_member_that_was_fenced_while_it_settled_adopts_nothing(group, member):
+    """The watchdog may leave between the look at the logs and adopt: that is no crash of its own."""
+    member.leave(release=False)
+    member.adopt({group.all[0]: Owned(70, 70)})
+    assert not member.owned
+
+
+# --- what is handed over --------------------------------------------------------------------------------------------
+
+
+def test_a_handover_leaves_the_rest_as_it_was(group, member, handed_over):
+    """Cooperative: what is given up is released at its last commit, what is kept is committed as before."""
+    _, given = handed_over
+    assert set(commit(member, dict.fromkeys(group.all, Span(70, 90)))) == given
+    debt = {0: " 20-70"}
+    assert group.committed() == {
+        tp.partition: (70, f"kl1 released {RUN}{debt.get(tp.partition, '')}")
+        if tp in given
+        else (90, f"kl1 running {RUN}{debt.get(tp.partition, '')}")
+        for tp in group.all
+    }
+
+
+def test_a_partition_that_went_and_came_back_does_not_block_the_others(group, member, handed_over):
+    """Planned ahead, handed over, committed by another, handed back: that part is replayed, the rest committed."""
+    other, given = handed_over
+    planned = arrivals(member)
+    settle(other, {tp: Owned(70, 100) for tp in given}, member)
+    commit(other, dict.fromkeys(given, Span(70, 80)))
+    other.leave(release=True)
+    serve_until(lambda: set(member.arrived) >= given, member)
+    settle(member, {tp: Owned(80, 80) for tp in given})
+    assert set(member.commit(dict.fromkeys(group.all, Span(70, 90)), planned)) == given
+    assert group.offsets() == {tp.partition: 80 if tp in given else 90 for tp in group.all}
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_an_ended_run_leaves_the_group_for_good(group):
+    """A run that ended owns nothing: commits and polls are refused with the reason, and it does not rejoin."""
+    state, fenced = [RunState.IN_PROGRESS], threading.Event()
+    with group.consumer(lambda: state[0]) as consumer:
+        consumer.on_fence(fenced.set)
+        batch = consumer.poll(PATIENCE)
+        state[0] = RunState.ENDED
+        assert fenced.wait(PATIENCE)
+        for refused in (lambda: consumer.commit(batch), consumer.poll, consumer.check):
+            with pytest.raises(FencedError, match="no longer in progress") as caught:
+                refused()
+            assert caught.value.reason is FenceReason.RUN_ENDED
+        serve_until(lambda: not group.members())
+    assert set(group.offsets().values()) == {0}
+
+
+def test_a_closed_consumer_says_so(group):
+    """After close() a commit raises: returning would tell the caller that the batch is safe."""
+    with group.consumer() as consumer:
+        batch = consumer.poll(PATIENCE)
+        consumer.close()
+        with pytest.raises(FencedError, match="closed"):
+            consumer.commit(batch)
+        with pytest.raises(FencedError, match="closed"):
+            consumer.poll(0)
+
+
+def test_an_unknown_topic_names_what_resembles_it(group):
+    """A group that waits for a misspelt topic would look healthy: it is refused with a suggestion."""
+    misspelt = group.topic.replace("orders", "ordres")
+    says = f"topic '{misspelt}' does not exist at .*; did you mean {group.topic}"
+    with pytest.raises(TopicNotFoundError, match=says), group.consumer(topics=(misspelt,)) as consumer:
+        consumer.poll(0)
+    assert group.members() == ()
