@@ -125,20 +125,32 @@ def commit(member, spans):
 
 
 @pytest.fixture
-def member(group, join):
-    """A member that owns all partitions from 70 on, has planned up to 100, and owes 20-70 of partition 0."""
+def newcomer(group, join):
+    """A member to which all partitions were assigned, and who has not looked at them yet."""
     member = join(RUN)
-    serve_until(lambda: set(member.arrived) == set(group.all), member)
-    settle(member, {tp: Owned(70, 100, (Span(20, 70),) if tp.partition == 0 else ()) for tp in group.all})
+    serve_until(lambda: member.arrived.keys() == set(group.all), member)
     return member
 
 
 @pytest.fixture
-def handed_over(group, member, join):
+def member(group, newcomer):
+    """A member that owns all partitions from 70 on, has planned up to 100, and owes 20-70 of partition 0."""
+    settle(newcomer, {tp: Owned(70, 100, (Span(20, 70),) if tp.partition == 0 else ()) for tp in group.all})
+    return newcomer
+
+
+@pytest.fixture
+def planned(group, member):
+    """A batch of 70-90 of every partition, and by which ownerships it was planned."""
+    return dict.fromkeys(group.all, Span(70, 90)), arrivals(member)
+
+
+@pytest.fixture
+def handed_over(group, member, planned, join):
     """A second member, and the half of the partitions that the first one gave it; it has not settled them yet."""
     other = join(OTHER_RUN)
     serve_until(lambda: len(other.arrived) == len(member.owned) == 2, member, other)
-    assert set(other.arrived) | set(member.owned) == set(group.all)
+    assert other.arrived.keys() | member.owned.keys() == set(group.all)
     return other, set(other.arrived)
 
 
@@ -200,27 +212,29 @@ def test_how_a_member_leaves_is_written_in_its_last_commit(group, member, releas
     assert (member.owned, member.arrived) == ({}, {})
 
 
-def test_a_member_that_left_commits_nothing(group, member):
+def test_a_member_that_left_commits_nothing(group, member, planned):
     """After leaving, a commit touches neither the broker nor another owner's partition."""
     member.leave(release=False)
-    assert commit(member, {group.all[0]: Span(70, 90)}) == (group.all[0],)
-    assert group.offsets()[0] == 70
+    assert member.commit(*planned) == group.all
+    assert set(group.offsets().values()) == {70}
 
 
-def test_a_member_that_was_fenced_while_it_settled_adopts_nothing(group, member):
+def test_a_member_that_was_fenced_while_it_settled_adopts_nothing(group, newcomer):
     """The watchdog may leave between the look at the logs and adopt: that is no crash of its own."""
-    member.leave(release=False)
-    member.adopt({group.all[0]: Owned(70, 70)})
-    assert not member.owned
+    looked_at = {tp: Owned(70, 70, arrival=arrival) for tp, arrival in newcomer.arrived.items()}
+    newcomer.leave(release=False)
+    newcomer.adopt(looked_at)
+    assert not newcomer.owned
+    assert group.committed() == {}
 
 
 # --- what is handed over --------------------------------------------------------------------------------------------
 
 
-def test_a_handover_leaves_the_rest_as_it_was(group, member, handed_over):
+def test_a_handover_leaves_the_rest_as_it_was(group, member, planned, handed_over):
     """Cooperative: what is given up is released at its last commit, what is kept is committed as before."""
     _, given = handed_over
-    assert set(commit(member, dict.fromkeys(group.all, Span(70, 90)))) == given
+    assert set(member.commit(*planned)) == given
     debt = {0: " 20-70"}
     assert group.committed() == {
         tp.partition: (70, f"kl1 released {RUN}{debt.get(tp.partition, '')}")
@@ -230,17 +244,29 @@ def test_a_handover_leaves_the_rest_as_it_was(group, member, handed_over):
     }
 
 
-def test_a_partition_that_went_and_came_back_does_not_block_the_others(group, member, handed_over):
+def test_a_partition_that_went_and_came_back_does_not_block_the_others(group, member, planned, handed_over):
     """Planned ahead, handed over, committed by another, handed back: that part is replayed, the rest committed."""
     other, given = handed_over
-    planned = arrivals(member)
     settle(other, {tp: Owned(70, 100) for tp in given}, member)
     commit(other, dict.fromkeys(given, Span(70, 80)))
     other.leave(release=True)
-    serve_until(lambda: set(member.arrived) >= given, member)
+    serve_until(lambda: member.arrived.keys() >= given, member)
     settle(member, {tp: Owned(80, 80) for tp in given})
-    assert set(member.commit(dict.fromkeys(group.all, Span(70, 90)), planned)) == given
+    assert set(member.commit(*planned)) == given
     assert group.offsets() == {tp.partition: 80 if tp in given else 90 for tp in group.all}
+
+
+def test_a_look_from_before_a_partition_went_and_came_back_is_not_believed(group, newcomer, join):
+    """Adopted on that look, it would go on where it was before another member committed it."""
+    looked_at = {tp: Owned(70, 70, arrival=arrival) for tp, arrival in newcomer.arrived.items()}
+    other = join(OTHER_RUN)
+    serve_until(lambda: len(other.arrived) == len(newcomer.arrived) == 2, newcomer, other)
+    given = set(other.arrived)
+    other.leave(release=True)
+    serve_until(lambda: newcomer.arrived.keys() == set(group.all), newcomer)
+    serve_until(lambda: newcomer.adopt(looked_at) or newcomer.owned, newcomer)
+    assert newcomer.owned.keys() == set(group.all) - given
+    assert group.offsets().keys() == {tp.partition for tp in newcomer.owned}
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
