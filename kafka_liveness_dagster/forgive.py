@@ -76,9 +76,11 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
     facts = cluster.facts(group_id, list(asked))
     owed, expired = [], []
     for tp, spans in asked.items():
-        if not (found := intersection(facts[tp].outstanding, spans)):
+        found = intersection(facts[tp].outstanding, spans)
+        if nothing := next((span for span in spans if not intersection(found, (span,))), None):
             raise InvalidSettingError(
-                f"{tp}:{spans[0]} is done already: there is nothing to forgive; nothing was written"
+                f"{OffsetRange(*tp, *nothing)} is not owed by group {group_id}, it is done already or was never "
+                "skipped: there is nothing to forgive; nothing was written"
             )
         owed += [OffsetRange(*tp, *span) for span in found]
         expired += [OffsetRange(*tp, *span) for span in intersection(found, [Span(0, facts[tp].log_start)])]
