@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.assets import KafkaAsset, kafka_asset
+    from kafka_liveness_dagster.assets import kafka_asset
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.parts import KafkaAsset
     from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
     from kafka_liveness_dagster.sensors import build_group_sensor
 
@@ -35,7 +36,7 @@ _HOMES = {
     "Batch": "core.fairness",
     "FenceReason": "core.heartbeat",
     "InvalidSettingError": "core.errors",
-    "KafkaAsset": "assets",
+    "KafkaAsset": "parts",
     "KafkaLivenessError": "core.errors",
     "KafkaLivenessResource": "resources",
     "OffsetRange": "core.offsets",

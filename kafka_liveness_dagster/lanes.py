@@ -16,10 +16,10 @@ from kafka_liveness_dagster.runs import lane_tags
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kafka_liveness_dagster.assets import KafkaAsset
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.parts import KafkaAsset
 
 
 def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]

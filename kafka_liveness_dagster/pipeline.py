@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import dagster as dg
     from pyspark.sql import DataFrame
 
-    from kafka_liveness_dagster.assets import KafkaAsset
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.parts import KafkaAsset
     from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
     from kafka_liveness_dagster.spark.iceberg import Written
 

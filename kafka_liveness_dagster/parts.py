@@ -1,0 +1,162 @@
+"""Which assets, jobs and sensor does one declared Kafka asset give? Builds them; decides nothing about data."""
+
+# No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.commit_log import check_group_id
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.lanes import run_catch_up, run_live
+from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, lane_tags
+from kafka_liveness_dagster.sensors import build_group_sensor
+
+_TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaAsset:
+    """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function, and its settings.
+
+    Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
+    ``crash_lag_job``, ``sensor``.
+    """
+
+    transform: Callable[..., Any]
+    name: str
+    topics: tuple[str, ...]
+    group_id: str
+    table: str
+    max_poll_records: int
+    max_batch_seconds: float | None
+    enable_parallel_rebalance: bool
+    min_crash_lag: int
+    max_owed_ranges: int | None
+    on_data_loss: Literal["raise", "skip"]
+    auto_offset_reset: Literal["earliest", "latest", "error"]
+    liveness: Literal["poll", "progress"]
+    on_poison: Literal["raise", "quarantine"]
+    group_instance_id: str | None
+    idle_seconds: float
+    max_live_runs: int
+    sensor_interval_seconds: int
+    sensor_status: dg.DefaultSensorStatus
+    group_name: str | None
+    kafka_resource_key: str
+    spark_resource_key: str
+
+    def __post_init__(self) -> None:
+        check_group_id(self.group_id)
+        if not self.topics:
+            raise InvalidSettingError(f"asset {self.name} consumes no topic: name at least one in topics=[…]")
+        if not _TABLE.fullmatch(self.table):
+            raise InvalidSettingError(f"table {self.table!r} must be catalog.namespace.table, like lake.shop.orders")
+        for name in ("max_poll_records", "max_live_runs", "min_crash_lag"):
+            if getattr(self, name) < 1:
+                raise InvalidSettingError(f"{name} of asset {self.name} is {getattr(self, name)}: wanted at least 1")
+        if self.group_instance_id is not None and self.max_live_runs > 1:
+            raise InvalidSettingError(
+                f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
+                "other out of the group. Leave group_instance_id out, or set max_live_runs=1"
+            )
+
+    @property
+    def definitions(self) -> dg.Definitions:
+        """All parts, ready for ``Definitions.merge``; the resources are yours to give."""
+        return dg.Definitions(
+            assets=[*self._topics, self.live, self.crash_lag],
+            jobs=[self.live_job, self.crash_lag_job],
+            sensors=[self.sensor],
+        )
+
+    @cached_property
+    def live(self) -> dg.AssetsDefinition:
+        """The asset of the live lane: one run processes batches until no new data comes."""
+
+        def live(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+            return run_live(self, context)
+
+        make = dg.asset(name=self.name, description=self.transform.__doc__, **self._shared())
+        return cast("dg.AssetsDefinition", make(live))
+
+    @cached_property
+    def crash_lag(self) -> dg.AssetsDefinition:
+        """The partitioned asset of the catch-up lane: its partitions are the crash lag ranges."""
+
+        def crash_lag(context: dg.AssetExecutionContext) -> None:
+            run_catch_up(self, context)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: not the user's choice, but ours
+            make = dg.asset(
+                name=f"{self.name}_crash_lag",
+                description=f"Offset ranges that the live lane of {self.name} jumped over after a crash. "
+                f"To drain them into {self.table}: Materialize… and choose the missing ones, in any order. Why a "
+                "partition is missing is told in the Events tab. The sensor adds partitions, nobody else.",
+                partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
+                backfill_policy=dg.BackfillPolicy.single_run(),
+                **self._shared(),
+            )
+            return cast("dg.AssetsDefinition", make(crash_lag))
+
+    @cached_property
+    def live_job(self) -> Any:
+        """Materialises ``live``; the sensor starts it."""
+        return self._job(self.live, lane_tags(self.group_id, "live"))
+
+    @cached_property
+    def crash_lag_job(self) -> Any:
+        """Materialises partitions of ``crash_lag``."""
+        return self._job(self.crash_lag, lane_tags(self.group_id, "catch-up"))
+
+    @cached_property
+    def sensor(self) -> dg.SensorDefinition:
+        """Watches the consumer group: see :func:`build_group_sensor`."""
+        return build_group_sensor(
+            name=f"{self.name}_group",
+            group_id=self.group_id,
+            topics=self.topics,
+            live_job=self.live_job,
+            crash_lag=self.crash_lag,
+            max_live_runs=self.max_live_runs,
+            minimum_interval_seconds=self.sensor_interval_seconds,
+            default_status=self.sensor_status,
+            kafka_resource_key=self.kafka_resource_key,
+        )
+
+    @property
+    def _topics(self) -> list[dg.AssetSpec]:
+        # the same for every group that reads the topic, or Dagster could not merge their definitions
+        told = "Kafka topic; its events show the consumer groups that read it: members, lag, departures"
+        return [dg.AssetSpec(key, description=told, kinds={"kafka"}) for key in self._topic_keys]
+
+    @property
+    def _topic_keys(self) -> list[dg.AssetKey]:
+        return [dg.AssetKey(["kafka", topic]) for topic in self.topics]
+
+    def _shared(self) -> dict[str, Any]:
+        """What both assets are told alike."""
+        # The budget is asset metadata since a backfill's run carries no op tags
+        budget = {} if self.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.max_batch_seconds}
+        return {
+            "deps": self._topic_keys,
+            "group_name": self.group_name,
+            "kinds": {"kafka", "spark", "iceberg"},
+            "required_resource_keys": {self.kafka_resource_key, self.spark_resource_key},
+            "metadata": {"group": self.group_id, "table": self.table, **budget},
+        }
+
+    def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
+        """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""
+        return dg.define_asset_job(
+            f"{asset.key.path[-1]}_job",
+            selection=[asset.key],
+            executor_def=dg.in_process_executor,
+            tags=tags,
+        )
