@@ -34,6 +34,7 @@ class Lane(Protocol):
     """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
 
     def commit(self, batch: Batch) -> None: ...  # noqa: D102 - the two classes document it
+    def confirm(self, batch: Batch) -> None: ...  # noqa: D102
     def check(self) -> None: ...  # noqa: D102
     def heartbeat(self) -> None: ...  # noqa: D102
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
@@ -148,7 +149,10 @@ class Pipeline:
                 lane.check()
                 job.check()
 
-            return write(session, self.table, batch.ranges, frame, may_go_on=may_go_on)
+            def may_replace() -> None:
+                lane.confirm(batch)
+
+            return write(session, self.table, batch.ranges, frame, may_go_on=may_go_on, may_replace=may_replace)
 
 
 class _UnderWay:

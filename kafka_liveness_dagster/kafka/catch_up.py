@@ -113,6 +113,14 @@ class CatchUpConsumer(Watched):
         self.quarantined.append(poison)
         self._plan((poison,))
 
+    def confirm(self, batch: Batch) -> None:  # noqa: ARG002 - the live lane's signature
+        """Owed ranges have no owner: who writes one twice writes the same.
+
+        Raises:
+            FencedError: this process may not commit any more.
+        """
+        self._watchdog.check()
+
     def commit(self, batch: Batch) -> None:
         """Record a processed batch in the second log; repeated when another run's write replaced it.
 

@@ -24,7 +24,7 @@ from kafka_liveness_dagster.kafka.view import TwoLanes
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -72,9 +72,7 @@ class LivenessConsumer(Watched, TwoLanes):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # KeyboardInterrupt and Dagster's interrupt are someone's wish to stop, no failures
         self.close(release=kind is None or not issubclass(kind, Exception))
 
@@ -85,7 +83,7 @@ class LivenessConsumer(Watched, TwoLanes):
 
         Args:
             timeout_seconds: how long to wait for data.
-            max_records: a smaller bound for this batch than ``max_poll_records`` (KIP-41's rejected argument).
+            max_records: a smaller bound than ``max_poll_records`` for this batch (KIP-41's rejected argument).
 
         Raises:
             FencedError: this process is finished with the group.
@@ -104,8 +102,7 @@ class LivenessConsumer(Watched, TwoLanes):
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
 
-        For ops without Spark whose batch may take longer than its budget as long as it moves (KIP-62's possible
-        extension). Partitions handed over meanwhile are processed again by their new owner.
+        For ops whose batch may take longer than its budget as long as it moves (KIP-62's possible extension).
 
         Raises:
             FencedError: the process timeout had passed, or this process is finished with the group: stop the work.
@@ -142,29 +139,38 @@ class LivenessConsumer(Watched, TwoLanes):
         """
         self._watchdog.check()
         if isinstance(done, Batch):
-            if self._lane is None or done.epoch != self._epoch:
-                raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
+            self._check_epoch(done)
             self._commit_live(done.spans, done.arrivals)
             self._last_committed = done.last
         else:
             self._commit_offsets(done)
 
+    def confirm(self, batch: Batch) -> None:
+        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
+
+        Raises:
+            FencedError: others have it by now, or this process may not commit any more.
+        """
+        self._watchdog.check()
+        self._check_epoch(batch)
+        self._with_group(lambda lane: lane.confirm(batch, self._watchdog.polled))
+
+    def _check_epoch(self, batch: Batch) -> None:
+        if self._lane is None or batch.epoch != self._epoch:
+            raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
+
     def _commit_live(self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]) -> None:
+        # the work is done: waiting for the group is no stall
+        self._with_group(lambda lane: lane.commit(spans, arrivals, self._watchdog.polled))
+
+    def _with_group(self, commit: Callable[[LiveLane], None]) -> None:
         assert self._lane is not None  # noqa: S101 - it has a position
         member = self._lane.member
         try:
-            # the work is done: waiting for the group is no stall
-            handed_over = member.commit(spans, arrivals, self._watchdog.polled)
-        except CommitRefusedError:
+            commit(self._lane)
+        finally:
             self._fence_if_ended(member)
             self._watchdog.check()  # says more than the broker's refusal
-            raise
-        self._fence_if_ended(member)
-        self._watchdog.check()
-        if handed_over:
-            self._link.log.info(
-                "handed over before the commit, replayed by the new owner: %s", ", ".join(map(str, handed_over))
-            )
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
@@ -203,10 +209,10 @@ class LivenessConsumer(Watched, TwoLanes):
 
     def _plan(self, lane: LiveLane, max_records: int) -> Batch | None:
         batch = lane.plan(max_records, self._last)
-        if batch is not None:
-            self._last = batch.last
-            batch = replace(batch, deadline_seconds=self._timer.left_ms(now_ms()) / 1000, epoch=self._epoch)
-        return batch
+        if batch is None:
+            return None
+        self._last = batch.last
+        return replace(batch, deadline_seconds=self._timer.left_ms(now_ms()) / 1000, epoch=self._epoch)
 
     def _joined(self) -> LiveLane:
         before = self._lane
@@ -215,7 +221,9 @@ class LivenessConsumer(Watched, TwoLanes):
         self._ended_by = self._watchdog.reason or FenceReason.POLL_TIMEOUT
         if not self._ended_by.may_rejoin:
             self._watchdog.check()
-        self._check_before_joining()
+        facts = self._cluster.facts(self.settings.group_id, self._cluster.partitions(self.settings.topics))
+        for tp, found in facts.items():  # what no resume can work with is said before the group is disturbed
+            resume(tp, found, self.settings.policy)
         member = Member(self._kafka, self.settings, self.timeouts, self._link)
         self._lane = LiveLane(self._cluster, member, self.settings, (self.jumped, self.lost), self._link.log)
         self._last = self._last_committed  # the shares are dealt again as they were for the batch that failed
@@ -224,11 +232,6 @@ class LivenessConsumer(Watched, TwoLanes):
         if before is None:
             self._watchdog.start()
         return self._lane
-
-    def _check_before_joining(self) -> None:
-        facts = self._cluster.facts(self.settings.group_id, self._cluster.partitions(self.settings.topics))
-        for tp, found in facts.items():
-            resume(tp, found, self.settings.policy)
 
     def _answer(self) -> None:
         """Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a rebalance."""

@@ -9,12 +9,14 @@ import time
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.fairness import Batch, plan
+from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.resume import Owned, check_log, resume, still_owed
 from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.kafka.errors import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Mapping
     from logging import Logger
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -44,7 +46,7 @@ class LiveLane:
         self.member = member
         self._cluster, self._live, self._log = cluster, live, log
         self._jumped, self._lost = found
-        self._forgot_at = time.monotonic()
+        self._forgot_at = self._planned_at = time.monotonic()
 
     def settle(self, poison: Collection[OffsetRange]) -> None:
         """Decide where arrived partitions go on, and make it durable before the first record of theirs.
@@ -67,6 +69,7 @@ class LiveLane:
 
     def plan(self, max_records: int, last: TopicPartition | None) -> Batch | None:
         """The next ranges of what is owned, None for none; they count as planned from now on."""
+        self._planned_at = time.monotonic()
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
         bounds = self._cluster.log_bounds(owned)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
@@ -78,6 +81,35 @@ class LiveLane:
             owned[r.topic_partition].position = r.end
         arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}
         return Batch(ranges, 0.0, last=last, arrivals=arrivals) if ranges else None
+
+    def commit(
+        self,
+        spans: Mapping[TopicPartition, Span],
+        arrivals: Mapping[TopicPartition, int],
+        waiting: Callable[[], None],
+    ) -> None:
+        """Commit done spans; those that were handed over meanwhile are their new owner's to do again."""
+        handed_over = self.member.commit(spans, arrivals, waiting)
+        if handed_over:
+            told = "handed over before the commit, replayed by the new owner: %s"
+            self._log.info(told, ", ".join(map(str, handed_over)))
+
+    def confirm(self, batch: Batch, waiting: Callable[[], None]) -> None:
+        """Commit nothing of a batch, unless it was planned so lately that nobody can have been given it since.
+
+        Raises:
+            FencedError: a part of it is another member's: all of it is planned again, as far as it is still ours.
+            CommitRefusedError: the group goes on without this member.
+        """
+        if time.monotonic() - self._planned_at < self.member.sure_seconds:
+            return
+        nothing = {tp: Span(span.start, span.start) for tp, span in batch.spans.items()}
+        handed_over = self.member.commit(nothing, batch.arrivals, waiting)
+        if handed_over:
+            for owned in dict(self.member.owned).values():
+                owned.position = owned.committed
+            names = ", ".join(map(str, handed_over))
+            raise FencedError(FenceReason.PARTITIONS_LOST, f"{names} handed over before the batch was written")
 
     def hold(self, tp: TopicPartition, *, paused: bool) -> None:
         """Pause or resume an owned partition, for whoever owns it later too.

@@ -50,6 +50,7 @@ class Member:
             each goes on, then ``adopt``s it.
         owned: settled partitions.
         joined: the coordinator has given this member its part, which may be no partition at all.
+        sure_seconds: whoever was a member so long ago still is one: the session timeout has not passed.
         ended: why the group goes on without this member, None while it is one of it as far as it knows.
     """
 
@@ -61,6 +62,7 @@ class Member:
         self.joined = False
         self.ended: FenceReason | None = None
         self._settings, self._group_id, self._run, self._log = settings, live.group_id, link.mark, link.log
+        self.sure_seconds = timeouts.session_ms / 2000
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._lock = threading.RLock()
         self._closed = False

@@ -37,6 +37,7 @@ _CONFLICTS = (
     "Cannot determine history",  # our snapshot was expired meanwhile
     "CommitFailedException",  # lost every race for the table's metadata pointer
 )
+_CATALOG = "UncheckedSQLException"  # its database is held by others, or two made the same namespace at once
 _OUTSIDE = "kafka-liveness: outside of the batch: "
 
 
@@ -66,6 +67,7 @@ def write(
     make_frame: Callable[[], DataFrame],
     *,
     may_go_on: Callable[[], None] = lambda: None,
+    may_replace: Callable[[], None] = lambda: None,
     max_attempts: int = 5,
 ) -> Written:
     """Make the table hold exactly these rows for these ranges, in one commit; create the table when it is missing.
@@ -77,6 +79,8 @@ def write(
         make_frame: gives the rows: topic, partition, offset, and whatever else; none, one or many an offset.
             Called once an attempt, after the snapshot is known.
         may_go_on: called before each operation; raises when this process may not write any more.
+        may_replace: called once an attempt, after the snapshot is known; raises when the ranges are another's by now.
+            What a successor wrote before is found out here; what it writes later makes the table refuse ours.
         max_attempts: how often to begin again when others write to the same offsets.
 
     Raises:
@@ -88,18 +92,19 @@ def write(
     started, rewrite, problem = time.monotonic(), False, ""
     for attempt in range(1, max_attempts + 1):
         try:
-            rows = _attempt(session, table, ranges, make_frame, may_go_on, rewrite=rewrite)
+            rows = _attempt(session, table, ranges, make_frame, (may_go_on, may_replace), rewrite=rewrite)
         except PySparkException as error:
             problem = _refusal(error, table)
             rewrite = rewrite or _MISALIGNED in problem
-            session.catalog.refreshTable(table.quoted)  # a catalog that caches would show the old snapshot again
+            table.refresh(session)
             continue
         may_go_on()
         held_by = table.snapshot_id(session)
         return Written(rows, held_by, time.monotonic() - started, attempt, rewrite)
+    cause = "what holds the catalog's database" if _CATALOG in problem else "a second writer of the same offsets"
     raise WriteConflictError(
         f"{names(ranges)} of {table.name} was refused {max_attempts} times in {time.monotonic() - started:.0f} s "
-        f"({problem[:300]}): nothing was written; look for a second writer of the same offsets"
+        f"({problem[:300]}): nothing was written; look for {cause}"
     )
 
 
@@ -108,14 +113,16 @@ def _attempt(
     table: IcebergTable,
     ranges: Sequence[OffsetRange],
     make_frame: Callable[[], DataFrame],
-    may_go_on: Callable[[], None],
+    may: tuple[Callable[[], None], Callable[[], None]],
     *,
     rewrite: bool,
 ) -> int:
     """Replace the ranges as seen from the snapshot of now; gives the rows written."""
+    may_go_on, may_replace = may
     may_go_on()
     columns = table.columns(session)
     snapshot_id = None if columns is None else table.snapshot_id(session)
+    may_replace()
     may_go_on()
     frame = make_frame()
     check_key(frame.schema, f"the rows for {table.name}")
@@ -175,6 +182,6 @@ def _refusal(error: PySparkException, table: IcebergTable) -> str:
             f"the transform gave a row of {row}, which is not in the batch written to {table.name}: nothing was "
             "written; keep topic, partition and offset as they are in the batch"
         ) from None
-    if _MISALIGNED in message or any(sign in message for sign in _CONFLICTS):
+    if any(sign in message for sign in (_MISALIGNED, _CATALOG, *_CONFLICTS)):
         return message
     raise error

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 KEY = {"topic": StringType(), "partition": IntegerType(), "offset": LongType()}
@@ -80,12 +81,11 @@ class IcebergTable:
 
     def create(self, session: SparkSession, columns: StructType) -> None:
         """Create namespace and table unless they exist; of two that create at once, both go on."""
-        every = StructType([StructField(field.name, field.dataType) for field in columns])
         properties = ", ".join(f"'{key}'='{value}'" for key, value in _PROPERTIES.items())
         namespace = self.quoted.rpartition(".")[0]
         session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         session.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.quoted} ({every.toDDL()}) USING iceberg "
+            f"CREATE TABLE IF NOT EXISTS {self.quoted} ({_columns(columns)}) USING iceberg "
             f"PARTITIONED BY (`topic`, `partition`) TBLPROPERTIES ({properties})"
         )
 
@@ -93,8 +93,7 @@ class IcebergTable:
         """The frame with the table's columns: what it lacks is null, what is new to the table is added to it."""
         new = [field for field in frame.schema if field.name not in columns.names]
         if new:
-            added = StructType([StructField(field.name, field.dataType) for field in new])
-            session.sql(f"ALTER TABLE {self.quoted} ADD COLUMNS ({added.toDDL()})")
+            session.sql(f"ALTER TABLE {self.quoted} ADD COLUMNS ({_columns(new)})")
         lacking = [field for field in columns if field.name not in frame.columns]
         required = [field.name for field in lacking if not field.nullable]
         if required:
@@ -102,12 +101,20 @@ class IcebergTable:
                 f"rows for {self.name} lack {', '.join(required)}, which the table requires: nothing was written; "
                 "add the columns in the transform or drop NOT NULL"
             )
-        return frame.selectExpr("*", *(f"CAST(NULL AS {f.dataType.simpleString()}) `{f.name}`" for f in lacking))
+        return frame.selectExpr("*", *(f"CAST(NULL AS {_type(f.dataType)}) {_name(f.name)}" for f in lacking))
 
     def snapshot_id(self, session: SparkSession) -> int | None:
         """The current snapshot, or None while the table has none."""
         found = session.sql(f"SHOW TBLPROPERTIES {self.quoted} ('current-snapshot-id')").collect()
         return int(found[0]["value"]) if found and found[0]["value"].isdigit() else None
+
+    def refresh(self, session: SparkSession) -> None:
+        """Look at the catalog anew: one that caches would show the old snapshot again."""
+        try:
+            session.catalog.refreshTable(self.quoted)
+        except AnalysisException as error:
+            if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":  # not created yet
+                raise
 
     def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
         """The rows as they were at a snapshot."""
@@ -142,6 +149,25 @@ class IcebergTable:
                 f"written; ALTER TABLE {self.name} ADD PARTITION FIELD topic, the same for partition, or write to "
                 "a new table, which is created as needed"
             )
+
+
+def _columns(fields: Iterable[StructField]) -> str:
+    """Columns as SQL declares them; pyspark's own toDDL works only in the thread that opened the session."""
+    return ", ".join(f"{_name(field.name)} {_type(field.dataType)}" for field in fields)
+
+
+def _name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _type(kind: DataType) -> str:
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{_name(field.name)}: {_type(field.dataType)}' for field in kind)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_type(kind.keyType)}, {_type(kind.valueType)}>"
+    return str(kind.simpleString())
 
 
 def check_key(columns: StructType, of: str) -> None:

@@ -298,7 +298,7 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce, protocol):
-    """The other has done the batch and is gone: late commit and late write double nothing, and the run goes on."""
+    """The other has done the batch and is gone: late commit and late write change nothing, and the run goes on."""
     story = story("overtaken", protocol)
     run = story.launch_live(busy=True)
     story.is_busy(run)
@@ -319,6 +319,7 @@ def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce,
     assert [text for text in story.said(run) if text.startswith(f"committed {story.case.topic}:0:{FIRST}")] == []
     assert story.first_log() == (LAST + 20, LiveMark(Mark.RELEASED, run_mark(run)))
     assert story.offsets() == list(range(LAST + 20))
+    assert story.writers() == [run, other]  # what was done again is the other's: it had the partition
 
 
 def orphans_leave(story, run, worker):
