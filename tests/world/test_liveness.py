@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -77,6 +79,24 @@ def step(consumer):
     if batch is not None:
         consumer.commit(batch)
     return batch
+
+
+@contextmanager
+def stepping(consumer):
+    """Step on a thread of its own: another member's commit may wait for this one's polls."""
+    done = threading.Event()
+
+    def steps():
+        while not done.wait(0.05):
+            step(consumer)
+
+    with ThreadPoolExecutor(1) as pool:
+        stepped = pool.submit(steps)
+        try:
+            yield
+        finally:
+            done.set()
+        stepped.result()
 
 
 class Other:
@@ -174,7 +194,8 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
 def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
     """Its own JoinGroup is answered when the slowest has come; the commit behind it passes then, and is no stall."""
     with group.consumer() as busy, group.consumer(max_batch_seconds=4.0) as ready:
-        seconds_until(lambda: (step(ready), step(busy)) and len(busy.assignment()) == len(ready.assignment()) == 2)
+        with stepping(busy):
+            seconds_until(lambda: (step(ready), len(busy.assignment()) == len(ready.assignment()) == 2)[1])
         with Other(group, max_poll_records=1) as third:
             seconds_until(lambda: len(group.members()) == 3)
             busy_until_then = threading.Timer(6.0, step, args=[busy])
