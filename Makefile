@@ -5,7 +5,7 @@ BIN := .venv/bin
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test lint format check lock java clean
+.PHONY: help demo ui test lint format check lock java chromium clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 	$(BIN)/kafka-liveness up && $(BIN)/python -m definitions.feed --seconds 5 && \
 	DAGSTER_HOME=$(DAGSTER_HOME) $(BIN)/dagster dev -w workspace.yaml
 
-test: java .venv/installed ## all tests of all tiers
+test: java chromium .venv/installed ## all tests of all tiers
 	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 
 lint: .venv/installed ## ruff and mypy
@@ -48,6 +48,12 @@ java:
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  echo "Java is missing, installing it" && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless; } || { \
 	  echo "Java 17 or newer is missing: apt-get install openjdk-17-jre-headless, or set JAVA_HOME"; exit 1; }
+
+chromium:
+	@command -v chromium >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  echo "Chromium is missing, installing it" && apt-get update -qq && apt-get install -y -qq chromium; } || { \
+	  echo "Chromium is missing, the tests click through the UI with it: apt-get install chromium"; exit 1; }
 
 clean: ## stop the services; remove .venv and all state
 	@[ ! -x $(BIN)/kafka-liveness ] || $(BIN)/kafka-liveness down

@@ -22,6 +22,17 @@ _COLUMNS = dg.TableSchema(
         dg.TableColumn("size", "int", description="offsets, an upper bound on records"),
     ]
 )
+_GROUP_COLUMNS = dg.TableSchema(
+    [
+        dg.TableColumn("partition", "string"),
+        dg.TableColumn("committed", "string", description="where the live lane goes on"),
+        dg.TableColumn("log_end", "int"),
+        dg.TableColumn("lag", "int", description="offsets the live lane has still to read"),
+        dg.TableColumn("owed", "string", description="crash lag that nobody has processed yet"),
+        dg.TableColumn("last_commit_by_run", "string", description="the first 8 digits of the run's id"),
+        dg.TableColumn("mark", "string", description="running, released (it left in good order) or paused"),
+    ]
+)
 
 
 @dataclass
@@ -106,7 +117,7 @@ def group_metadata(
                 "committed": "none" if seen.committed is None else str(seen.committed),
                 "log_end": seen.log_end,
                 "lag": seen.lag,
-                "owed": ", ".join(map(str, seen.outstanding)) or "nothing yet",
+                "owed": ", ".join(map(str, seen.outstanding)) or "nothing",
                 "last_commit_by_run": seen.mark.run if seen.mark else "none",
                 "mark": seen.mark.mark.value if seen.mark else "none",
             }
@@ -119,5 +130,5 @@ def group_metadata(
         "lag": dg.MetadataValue.int(sum(seen.lag for seen in partitions)),
         "owed_offsets": dg.MetadataValue.int(sum(seen.owed for seen in partitions)),
         "departures": dg.MetadataValue.text(told(left) or "none"),
-        **({"partitions": dg.MetadataValue.table(records)} if records else {}),
+        **({"partitions": dg.MetadataValue.table(records, schema=_GROUP_COLUMNS)} if records else {}),
     }

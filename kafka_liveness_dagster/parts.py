@@ -96,9 +96,7 @@ class KafkaAsset:
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: not the user's choice, but ours
             make = dg.asset(
                 name=f"{self.name}_crash_lag",
-                description=f"Offset ranges that the live lane of {self.name} jumped over after a crash. "
-                f"To drain them into {self.table}: Materialize… and choose the missing ones, in any order. Why a "
-                "partition is missing is told in the Events tab. The sensor adds partitions, nobody else.",
+                description=self._why_crash_lag,
                 partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
                 backfill_policy=dg.BackfillPolicy.single_run(),
                 **self._shared(),
@@ -128,6 +126,17 @@ class KafkaAsset:
             minimum_interval_seconds=self.sensor_interval_seconds,
             default_status=self.sensor_status,
             kafka_resource_key=self.kafka_resource_key,
+        )
+
+    @property
+    def _why_crash_lag(self) -> str:
+        """Markdown, beside the partitions: what they are, and what to click."""
+        return (
+            f"Offset ranges that the live lane of {self.name} jumped over after a crash, as topic:partition:start-end "
+            f"without the end offset. What is missing here is missing in {self.table}.\n\n"
+            "- **To process them:** *Materialize…*, *Missing*, *Launch*; in any order, while new data goes on.\n"
+            "- **Why one is missing:** its event in the *Events* tab.\n"
+            f"- **Who adds partitions:** the sensor `{self.name}_group`, nobody else."
         )
 
     @property
