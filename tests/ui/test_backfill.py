@@ -24,6 +24,7 @@ from kafka_liveness_dagster.status import look
 from tests.ui.dagster_ui import PATIENCE, DagsterUi, wait_until
 
 PICTURES = os.environ.get("KAFKA_LIVENESS_SCREENSHOTS")  # folder to write them to, such as docs/images
+CHROMIUM = shutil.which("chromium")
 TOPIC = orders.topics[0]
 COMMITTED, CRASHED, LOG_END = {1: 40, 2: 10, 3: 70}, {1: 60, 2: 20, 3: 100}, {1: 80, 2: 30, 3: 120}
 KEYS = ["orders:1:40-80", "orders:2:10-30", "orders:3:70-120"]
@@ -32,6 +33,7 @@ KEYS = ["orders:1:40-80", "orders:2:10-30", "orders:3:70-120"]
 @pytest.fixture
 def ui(services, tmp_path):
     """The webserver of a Dagster that knows nothing yet; its children find the services by their environment."""
+    assert CHROMIUM, "Chromium is missing: apt-get install chromium"
     with DagsterUi(tmp_path) as found:
         yield found
 
@@ -76,11 +78,9 @@ def crashed_run(ui, cluster, services, produce, warm_spark):
 @contextmanager
 def browser(folder):
     """A page of Debian's Chromium; when the test fails, its error names a picture of the page."""
-    chromium = shutil.which("chromium")
-    assert chromium, "Chromium is missing: apt-get install chromium"
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []
-        page = playwright.chromium.launch(executable_path=chromium, args=arguments).new_page(
+        page = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments).new_page(
             viewport={"width": 1280, "height": 800}
         )
         page.set_default_timeout(PATIENCE * 1000)
@@ -89,7 +89,7 @@ def browser(folder):
             yield page
         except Exception as error:
             page.screenshot(path=folder / "failed.png")
-            raise AssertionError(f"{error}\nThe page at that moment, {page.url}: {folder / 'failed.png'}") from error
+            raise AssertionError(f"{page.url} looked like {folder / 'failed.png'} when it failed: {error}") from error
         finally:
             page.context.browser.close()
 
@@ -145,6 +145,13 @@ def test_crash_lag_is_backfilled_by_clicking(ui, crashed_run, cluster, rows, tmp
         page.get_by_text("orders:3:70-120").first.click()
         expect(page.get_by_text("done by this run")).to_be_visible()
         picture(page, "done")
+
+        tab(page, "Events").click()
+        events = page.get_by_text("orders:3:70-120", exact=True)  # the newest first
+        events.nth(0).click()
+        expect(page.get_by_text("Partition orders:3:70-120 materialized in run")).to_be_visible()
+        events.nth(1).click()
+        expect(page.get_by_text("Partition orders:3:70-120 observed")).to_be_visible()
 
     assert [(row["partition"], row["offset"], row["order_json"]) for row in rows(orders.table)] == [
         (partition, offset, str(offset)) for partition, end in LOG_END.items() for offset in range(end)
