@@ -79,10 +79,11 @@ def kafka_asset(
     settings = {key: value for key, value in locals().items() if key not in ("name", "topics")}
 
     def decorate(transform: Callable[..., Any]) -> KafkaAsset:
-        return KafkaAsset(transform=transform, name=name or transform.__name__, topics=_several(topics), **settings)
+        return KafkaAsset(transform=transform, name=name or transform.__name__, topics=several(topics), **settings)
 
     return decorate
 
 
-def _several(topics: Sequence[str]) -> tuple[str, ...]:
+def several(topics: str | Sequence[str]) -> tuple[str, ...]:
+    """One topic may be given without a list."""
     return (topics,) if isinstance(topics, str) else tuple(topics)

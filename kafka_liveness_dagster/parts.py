@@ -4,7 +4,7 @@
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -69,8 +69,13 @@ class KafkaAsset:
     @property
     def definitions(self) -> dg.Definitions:
         """All parts, ready for ``Definitions.merge``; the resources are yours to give."""
+        return self.definitions_beside(())
+
+    def definitions_beside(self, declared: Container[str]) -> dg.Definitions:
+        """All parts but the assets of these topics, which something else in the code location declares."""
+        topics = [spec for topic, spec in zip(self.topics, self._topics, strict=True) if topic not in declared]
         return dg.Definitions(
-            assets=[*self._topics, self.live, self.crash_lag],
+            assets=[*topics, self.live, self.crash_lag],
             jobs=[self.live_job, self.crash_lag_job],
             sensors=[self.sensor],
         )
