@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.assets import kafka_asset
+    from kafka_liveness_dagster.component import KafkaAssetComponent
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.heartbeat import FenceReason
@@ -24,6 +25,7 @@ __all__ = [
     "FenceReason",
     "InvalidSettingError",
     "KafkaAsset",
+    "KafkaAssetComponent",
     "KafkaLivenessError",
     "KafkaLivenessResource",
     "OffsetRange",
@@ -37,6 +39,7 @@ _HOMES = {
     "FenceReason": "core.heartbeat",
     "InvalidSettingError": "core.errors",
     "KafkaAsset": "parts",
+    "KafkaAssetComponent": "component",
     "KafkaLivenessError": "core.errors",
     "KafkaLivenessResource": "resources",
     "OffsetRange": "core.offsets",

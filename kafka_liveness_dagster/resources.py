@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
+from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 
 EMBEDDED = "embedded"
+
+with suppress(PackageNotFoundError):  # a folder that was copied, not installed, has no version to tell
+    DagsterLibraryRegistry.register(
+        "kafka-liveness-dagster", version("kafka-liveness-dagster"), is_dagster_package=False
+    )
 
 
 class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]

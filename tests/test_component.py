@@ -1,0 +1,298 @@
+"""The component: what its YAML means, what it refuses, and what ``dg`` makes of it in a project."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from inspect import Parameter, signature
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster.components.core.package_entry import DG_PLUGIN_ENTRY_POINT_GROUP
+from dagster.components.testing import create_defs_folder_sandbox
+
+import kafka_liveness_dagster as kl
+
+TYPE = "kafka_liveness_dagster.KafkaAssetComponent"
+PAGE = Path(__file__).parents[1] / "docs" / "component.md"
+SHOWN = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+SQL = "SELECT topic, partition, offset FROM batch"
+ORDERS = {"topics": ["orders"], "group_id": "orders-etl", "table": "lake.shop.orders", "sql": SQL}
+EMBEDDED = {"kafka": {"bootstrap_servers": "embedded"}, "spark": {}}
+PROJECT = """
+[project]
+name = "shop"
+version = "0.1.0"
+
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "shop"
+"""
+DEFINITIONS = """
+from pathlib import Path
+import dagster as dg
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+# one process for all commands: each would spend two seconds on its imports
+DG = """
+import json, sys
+from click.testing import CliRunner
+from dagster_dg_cli.cli import create_dg_cli
+
+sys.path.insert(0, "src")
+done = [CliRunner().invoke(create_dg_cli(), command.split()) for command in sys.argv[1:]]
+print(json.dumps([[one.exit_code, one.output] for one in done]))
+"""
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),  # what Dagster itself uses to load components
+    pytest.mark.filterwarnings("ignore:.parse_obj_as.:DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def project():
+    """A project with nothing in its ``defs``."""
+    with create_defs_folder_sandbox() as sandbox:
+        yield sandbox
+
+
+def write(project, folder="orders", **attributes):
+    """A ``defs.yaml`` with settings that are fine unless a test says otherwise; None leaves one out."""
+    here = project.defs_folder_path / folder
+    here.mkdir()
+    told = {key: value for key, value in {**ORDERS, **attributes}.items() if value is not None}
+    (here / "defs.yaml").write_text(yaml.safe_dump({"type": TYPE, "attributes": told}))
+    return here
+
+
+def load(project, folder="orders"):
+    """The component and what it gives."""
+    with project.load_component_and_build_defs(Path(folder)) as (component, _), project.build_all_defs() as defs:
+        return component, defs
+
+
+def refused(project, **attributes):
+    """Everything that is said when the project does not load."""
+    write(project, **attributes)
+    with pytest.raises(Exception) as error, project.build_all_defs():
+        pass
+    said, cause = [], error.value
+    while cause is not None:
+        said.append(str(cause))
+        cause = cause.__cause__
+    return "\n".join(said)
+
+
+def test_no_setting_is_forgotten():
+    """The component has every setting of ``kafka_asset``, with its type, default and description, and four more."""
+    asked, fields = signature(kl.kafka_asset).parameters, kl.KafkaAssetComponent.model_fields
+    types = typing.get_type_hints(kl.kafka_asset, localns={"Sequence": Sequence, "Callable": Callable})
+    assert set(fields) ^ set(asked) == {"sql", "transform", "kafka", "spark"}
+    for name, parameter in asked.items():
+        field = fields[name]
+        assert field.description, name
+        assert field.is_required() == (parameter.default is Parameter.empty), name
+        assert field.is_required() or field.default == parameter.default, name
+        wanted = types[name] if name != "topics" else str | types[name]  # one topic needs no list in YAML
+        assert field.annotation == wanted, name
+
+
+def test_every_setting_arrives(project, monkeypatch):
+    """What YAML says is what ``kafka_asset`` is told, setting by setting."""
+    told = {
+        "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "min_crash_lag": 70,
+        "max_owed_ranges": 3, "on_data_loss": "skip", "auto_offset_reset": "latest", "liveness": "progress",
+        "on_poison": "quarantine", "group_instance_id": "etl-0", "idle_seconds": 1.5, "max_live_runs": 1,
+        "sensor_interval_seconds": 30, "sensor_status": "RUNNING", "group_name": "shop", "name": "web_orders",
+        "kafka_resource_key": "k", "spark_resource_key": "s", "topics": "orders",
+    }  # fmt: skip
+    heard = {}
+
+    def listen(**settings):
+        heard.update(settings)
+        return kl.kafka_asset(**settings)
+
+    monkeypatch.setattr("kafka_liveness_dagster.component.kafka_asset", listen)
+    write(project, **told, **EMBEDDED)
+    load(project)
+    wanted = {**ORDERS, **told, "sensor_status": dg.DefaultSensorStatus.RUNNING}
+    assert heard == {name: value for name, value in wanted.items() if name != "sql"}
+    assert set(heard) == set(signature(kl.kafka_asset).parameters), "a new setting is not told here yet"
+
+
+def test_the_page_shows_what_loads(project, monkeypatch):
+    """The YAML of the page gives what it says, and asks for no variable before a run does."""
+    for name in ("KAFKA_BOOTSTRAP_SERVERS", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    here = write(project)
+    (here / "defs.yaml").write_text(SHOWN[0])
+    _, defs = load(project)
+    repository = defs.get_repository_def()
+    dg.Definitions.validate_loadable(defs)
+    keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
+    assert keys == {"kafka/orders", "orders", "orders_crash_lag"}
+    assert {job.name for job in repository.get_all_jobs()} >= {"orders_job", "orders_crash_lag_job"}
+    assert [sensor.name for sensor in repository.sensor_defs] == ["orders_group"]
+
+
+def test_a_secret_stays_a_name(project, monkeypatch):
+    """``{{ env.NAME }}`` of a resource is the variable, not its value; what must be a number is the value."""
+    monkeypatch.setenv("KAFKA_PASSWORD", "sesame")
+    monkeypatch.setenv("SESSION", "9")
+    secret = {"sasl.password": "{{ env.KAFKA_PASSWORD }}"}
+    write(project, kafka={"extra": secret, "session_timeout_seconds": "{{ env.SESSION }}"}, spark={})
+    component, _ = load(project)
+    assert type(component.kafka.extra["sasl.password"]) is dg.EnvVar
+    assert component.kafka.session_timeout_seconds == 9
+    assert "sesame" not in repr(component)
+
+
+def test_a_function_beside_the_yaml_is_found(project):
+    """A leading dot means the folder; the function serves both lanes as it is, and describes the asset."""
+    here = write(project, sql=None, transform=".rows:rows", **EMBEDDED)
+    (here / "rows.py").write_text('def rows(batch):\n    """Rows as they are."""\n    return batch\n')
+    component, defs = load(project)
+    assert component.transform("batch") == "batch"
+    assert defs.resolve_assets_def("orders").specs_by_key[dg.AssetKey("orders")].description == "Rows as they are."
+
+
+def test_what_a_function_lacks_is_told_as_it_is(project):
+    """A module that is there and cannot be imported is not called missing."""
+    here = write(project, sql=None, transform=".rows:rows")
+    (here / "rows.py").write_text("import nonesuch")
+    with pytest.raises(Exception, match="Error while loading") as error, project.build_all_defs():
+        pass
+    said = str(error.value.__cause__)
+    assert "No module named 'nonesuch'" in said
+    assert "there is no such module" not in said
+
+
+def test_sql_describes_its_asset(project):
+    """Who looks at the asset sees the query."""
+    write(project, **EMBEDDED)
+    spec = load(project)[1].resolve_assets_def("orders").specs_by_key[dg.AssetKey("orders")]
+    assert SQL in spec.description
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"sql": None}, r"attributes at .*orders/defs\.yaml:\d+`\n.*found neither"),
+        ({"transform": ".rows:rows"}, "found both"),
+        ({"sql": "SELECT * FROM orders"}, "reads nothing of the batch"),
+        ({"sql": None, "transform": "rows"}, "names no function"),
+        ({"sql": None, "transform": ".rows:rows"}, r"defs\.orders\.rows, but there is no such module"),
+        ({"sql": None, "transform": "json:nope"}, "'nope' of json, which has no such function"),
+        ({"max_pol_records": 300}, r"max_pol_records at .*orders/defs\.yaml:\d+"),
+        ({"kafka": {"bootstrap_server": "localhost:9092"}}, r"kafka.*bootstrap_server at .*orders/defs\.yaml:\d+"),
+        ({"max_poll_records": "many"}, "max_poll_records\n.*valid integer"),
+        ({"on_data_loss": "ignore"}, "on_data_loss\n.*'raise' or 'skip'"),
+        ({"group_id": "etl.catch-up"}, "second commit log"),
+        ({"table": "orders"}, "catalog.namespace.table"),
+    ],
+)
+def test_what_is_wrong_is_told_when_the_project_is_loaded(project, attributes, says):
+    """With the component's place in the project, and the line where that can be known."""
+    said = refused(project, **attributes)
+    assert re.search(says, said), said
+    assert "defs.yaml" in said
+
+
+def test_two_components_share_a_topic_and_its_resources(project):
+    """Two groups may read one topic, and both may say where the broker is."""
+    write(project, "orders", **EMBEDDED)
+    write(project, "audit", group_id="audit-etl", table="lake.shop.audit", **EMBEDDED)
+    with project.build_all_defs() as defs:
+        dg.Definitions.validate_loadable(defs)
+        assert sorted(sensor.name for sensor in defs.get_repository_def().sensor_defs) == [
+            "audit_group",
+            "orders_group",
+        ]
+
+
+def test_one_key_is_one_resource(project):
+    """Two brokers under one key are refused, naming both groups; under two keys they are two."""
+    write(project, "audit", group_id="audit-etl", **EMBEDDED)
+    elsewhere = {"kafka": {"bootstrap_servers": "other:9092"}}
+    said = refused(project, **elsewhere)
+    assert "'audit-etl' and 'orders-etl' declare different resources under one key, 'kafka'" in said
+    (project.defs_folder_path / "orders" / "defs.yaml").unlink()
+    (project.defs_folder_path / "orders").rmdir()
+    write(project, **elsewhere, kafka_resource_key="other_kafka")
+    with project.build_all_defs() as defs:
+        dg.Definitions.validate_loadable(defs)
+
+
+def test_a_folder_name_need_not_be_a_dagster_name(project):
+    """Topics and folders may have hyphens, assets may not."""
+    write(project, "web-orders", **EMBEDDED)
+    assert dg.AssetKey("web_orders") in load(project, "web-orders")[1].resolve_all_asset_keys()
+
+
+def test_dg_finds_the_package_and_looks_at_it_cheaply():
+    """Discovery takes every public name of the registered module: neither client is loaded by that."""
+    (registered,) = [found for found in entry_points(group=DG_PLUGIN_ENTRY_POINT_GROUP) if found.value == kl.__name__]
+    code = (
+        "import sys; from dagster.components.core import package_entry as entries; import kafka_liveness_dagster as kl;"
+        f"print(*[n for n, _ in entries.get_package_objects_in_module(__import__({registered.value!r}))]);"
+        "print(*sorted({'pyspark', 'confluent_kafka'} & set(sys.modules)));"
+        "from dagster_shared.libraries import DagsterLibraryRegistry as known; print(*known.get())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told[:2] == ["KafkaAssetComponent", ""]
+    assert "kafka-liveness-dagster" in told[2]
+
+
+@pytest.fixture
+def dg_in(tmp_path):
+    """Run ``dg`` commands in a project of its own: ``dg_in(command, …) -> [[exit code, output], …]``."""
+    defs = tmp_path / "src" / "shop" / "defs"
+    defs.mkdir(parents=True)
+    for package in (defs, defs.parent):
+        (package / "__init__.py").touch()
+    (defs.parent / "definitions.py").write_text(DEFINITIONS)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    env = {**os.environ, "DAGSTER_DISABLE_TELEMETRY": "1", "NO_COLOR": "1"}
+
+    def run(*commands):
+        asked = [sys.executable, "-c", DG, *commands]
+        told = subprocess.run(asked, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert told.returncode == 0, told.stderr
+        return json.loads(told.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_dg_scaffolds_what_it_accepts(dg_in, tmp_path):
+    """A scaffolded component passes ``dg check`` unedited; what is wrong is told with file and line."""
+    new = f"scaffold defs {TYPE}"
+    listed, *done = dg_in("list components", f"{new} orders", f"{new} web-orders", "check yaml", "check defs")
+    assert TYPE in listed[1]
+    assert [code for code, _ in done] == [0, 0, 0, 0], done
+    assert "All definitions loaded successfully" in done[-1][1]
+    written = tmp_path / "src" / "shop" / "defs" / "web-orders" / "defs.yaml"
+    attributes = yaml.safe_load(written.read_text())["attributes"]
+    assert attributes["table"] == "lake.shop.web_orders"
+    assert attributes["topics"] == ["web-orders"]
+    lines = written.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  sql:"))
+    written.write_text("\n".join([*lines[:at], "  max_pol_records: 1", *lines[at + 3 :]]))
+    ((code, said),) = dg_in("check yaml")
+    assert code == 1
+    assert f"web-orders/defs.yaml:{at + 1}" in said
+    assert "'max_pol_records' was unexpected" in said
+    assert "'sql' is a required property" in said
