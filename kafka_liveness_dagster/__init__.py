@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.assets import kafka_asset
     from kafka_liveness_dagster.component import KafkaAssetComponent
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+    from kafka_liveness_dagster.core.events import (
+        CrashLagFound,
+        GhostFound,
+        GroupDied,
+        GroupEmptied,
+        LeaveReason,
+        MemberJoined,
+        MemberLeft,
+        RebalanceCompleted,
+        RebalanceStarted,
+    )
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -22,13 +33,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "CrashLagFound",
     "FenceReason",
+    "GhostFound",
+    "GroupDied",
+    "GroupEmptied",
     "InvalidSettingError",
     "KafkaAsset",
     "KafkaAssetComponent",
     "KafkaLivenessError",
     "KafkaLivenessResource",
+    "LeaveReason",
+    "MemberJoined",
+    "MemberLeft",
     "OffsetRange",
+    "RebalanceCompleted",
+    "RebalanceStarted",
     "SparkConnectResource",
     "build_group_sensor",
     "kafka_asset",
@@ -36,13 +56,22 @@ __all__ = [
 
 _HOMES = {
     "Batch": "core.fairness",
+    "CrashLagFound": "core.events",
     "FenceReason": "core.heartbeat",
+    "GhostFound": "core.events",
+    "GroupDied": "core.events",
+    "GroupEmptied": "core.events",
     "InvalidSettingError": "core.errors",
     "KafkaAsset": "parts",
     "KafkaAssetComponent": "component",
     "KafkaLivenessError": "core.errors",
     "KafkaLivenessResource": "resources",
+    "LeaveReason": "core.events",
+    "MemberJoined": "core.events",
+    "MemberLeft": "core.events",
     "OffsetRange": "core.offsets",
+    "RebalanceCompleted": "core.events",
+    "RebalanceStarted": "core.events",
     "SparkConnectResource": "resources",
     "build_group_sensor": "sensors",
     "kafka_asset": "assets",

@@ -11,6 +11,8 @@ from kafka_liveness_dagster.parts import KafkaAsset
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kafka_liveness_dagster.sensors import Hook
+
 DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python
 
 
@@ -32,6 +34,11 @@ def kafka_asset(
     group_instance_id: str | None = None,
     idle_seconds: float = 10.0,
     max_live_runs: int = 1,
+    auto_catch_up: bool = False,
+    ghost_after_seconds: float = 120.0,
+    fail_ghost_runs: bool = False,
+    on_event: Hook | None = None,
+    event_jobs: Sequence[Any] = (),
     sensor_interval_seconds: int = 5,
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     group_name: str | None = None,
@@ -66,7 +73,13 @@ def kafka_asset(
         group_instance_id: makes the live run a static member (KIP-345): a restart within the session timeout moves no
             partitions. For one live run at a time.
         idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
-        max_live_runs: how many live runs may share the topic's partitions.
+        max_live_runs: how many live runs may share the topic's partitions; more than partitions are never started.
+        auto_catch_up: the sensor starts a run for each crash lag partition by itself, one at a time, oldest first.
+        ghost_after_seconds: a live run that is at work but no member of its group for so long is reported.
+        fail_ghost_runs: such a run is reported to Dagster as failed, too, and another one takes its place.
+        on_event: told each event of the group (``MemberLeft``, ``CrashLagFound``, …) when the sensor first sees it; the
+            RunRequests it returns are started.
+        event_jobs: jobs that ``on_event`` may request; with a single one, requests need not name it.
         sensor_interval_seconds: how often the sensor looks at the group.
         sensor_status: ``RUNNING`` starts the sensor with the code location; else switch it on in the UI.
         group_name: Dagster's asset group.
@@ -76,10 +89,16 @@ def kafka_asset(
     Raises:
         InvalidSettingError: a setting that no run could work with.
     """
-    settings = {key: value for key, value in locals().items() if key not in ("name", "topics")}
+    settings = {key: value for key, value in locals().items() if key not in ("name", "topics", "event_jobs")}
 
     def decorate(transform: Callable[..., Any]) -> KafkaAsset:
-        return KafkaAsset(transform=transform, name=name or transform.__name__, topics=several(topics), **settings)
+        return KafkaAsset(
+            transform=transform,
+            name=name or transform.__name__,
+            topics=several(topics),
+            event_jobs=tuple(event_jobs),
+            **settings,
+        )
 
     return decorate
 

@@ -24,6 +24,7 @@ from kafka_liveness_dagster.scaffold import KafkaAssetScaffolder, name_of
 from kafka_liveness_dagster.spark.query import query
 from kafka_liveness_dagster.yaml_values import function, resource_of, section_of
 
+_CODE = ("name", "on_event", "event_jobs")  # told otherwise, or only in Python
 _SETTINGS = signature(kafka_asset).parameters
 _TOLD = {one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params}
 _BATCH = re.compile(r"\bbatch\b", re.IGNORECASE)
@@ -75,6 +76,9 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     group_instance_id: str | None = _setting("group_instance_id")
     idle_seconds: float = _setting("idle_seconds")
     max_live_runs: int = _setting("max_live_runs")
+    auto_catch_up: bool = _setting("auto_catch_up")
+    ghost_after_seconds: float = _setting("ghost_after_seconds")
+    fail_ghost_runs: bool = _setting("fail_ghost_runs")
     sensor_interval_seconds: int = _setting("sensor_interval_seconds")
     sensor_status: dg.DefaultSensorStatus = _setting("sensor_status")
     group_name: str | None = _setting("group_name")
@@ -128,7 +132,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         Raises:
             InvalidSettingError: a setting no run could work with, or a resource two components declare differently.
         """
-        settings = {key: getattr(self, key) for key in _SETTINGS if key != "name"}
+        settings = {key: getattr(self, key) for key in _SETTINGS if key not in _CODE}
         folder = context.path.parent if context.path.is_file() else context.path
         asset = kafka_asset(name=self.name or name_of(folder), **settings)(self.transform or _select(self.sql or ""))
         before = list(takewhile(lambda one: one is not self, _components(context)))

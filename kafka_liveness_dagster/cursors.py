@@ -4,17 +4,47 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ValidationError
 
+from kafka_liveness_dagster.core.watch import GroupState, Memory
+
 
 class GroupCursor(BaseModel, frozen=True):
     """Stored with every tick, so it stays below 2 kB.
 
     Attributes:
-        told: departures already reported, ``run reason`` each; forgotten once their marks are gone.
         observed_at: when the group was last observed on its topic asset, seconds since the epoch.
+        events: how many events were told so far; numbers the requests that answer them.
+        state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
     """
 
-    told: tuple[str, ...] = ()
     observed_at: float = 0.0
+    events: int = 0
+    state: GroupState | None = None
+    members: dict[str, str] = {}
+    told: tuple[str, ...] = ()
+    dealt: str = ""
+    rebalancing_since: float | None = None
+    absent: dict[str, float] = {}
+
+    @property
+    def memory(self) -> Memory | None:
+        """What ``core.watch`` left behind, None before the first look."""
+        if self.state is None:
+            return None
+        return Memory(self.state, self.members, self.told, self.dealt, self.rebalancing_since, self.absent)
+
+    @classmethod
+    def of(cls, memory: Memory, *, observed_at: float, events: int) -> GroupCursor:
+        """The cursor that keeps a memory."""
+        return cls(
+            observed_at=observed_at,
+            events=events,
+            state=memory.state,
+            members=dict(memory.members),
+            told=memory.told,
+            dealt=memory.dealt,
+            rebalancing_since=memory.rebalancing_since,
+            absent=dict(memory.absent),
+        )
 
     @classmethod
     def decode(cls, cursor: str | None) -> GroupCursor:
@@ -26,4 +56,4 @@ class GroupCursor(BaseModel, frozen=True):
 
     def encode(self) -> str:
         """The cursor as Dagster stores it."""
-        return self.model_dump_json()
+        return self.model_dump_json(exclude_defaults=True)

@@ -12,8 +12,9 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from kafka_liveness_dagster.core.events import MemberLeft
     from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.membership import MemberLeft, PartitionSnapshot
+    from kafka_liveness_dagster.core.membership import PartitionSnapshot
 
 _COLUMNS = dg.TableSchema(
     [
@@ -87,8 +88,8 @@ def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
 
 
 def told(left: Iterable[MemberLeft]) -> str:
-    """Departures in words; empty for none."""
-    return "; ".join(f"run {gone.run} {gone.reason.value}" for gone in left)
+    """Departures that were not in good order, in words; empty for none."""
+    return "; ".join(f"run {gone.run} {gone.reason.value}" for gone in left if not gone.reason.in_good_order)
 
 
 def range_metadata(

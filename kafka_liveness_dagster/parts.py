@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core.commit_log import check_group_id
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes import run_catch_up, run_live
 from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, lane_tags
-from kafka_liveness_dagster.sensors import build_group_sensor
+from kafka_liveness_dagster.sensors import Hook, build_group_sensor
 
 _TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
 
@@ -45,6 +45,11 @@ class KafkaAsset:
     group_instance_id: str | None
     idle_seconds: float
     max_live_runs: int
+    auto_catch_up: bool
+    ghost_after_seconds: float
+    fail_ghost_runs: bool
+    on_event: Hook | None
+    event_jobs: tuple[Any, ...]
     sensor_interval_seconds: int
     sensor_status: dg.DefaultSensorStatus
     group_name: str | None
@@ -127,7 +132,12 @@ class KafkaAsset:
             topics=self.topics,
             live_job=self.live_job,
             crash_lag=self.crash_lag,
+            crash_lag_job=self.crash_lag_job if self.auto_catch_up else None,
             max_live_runs=self.max_live_runs,
+            ghost_after_seconds=self.ghost_after_seconds,
+            fail_ghost_runs=self.fail_ghost_runs,
+            on_event=self.on_event,
+            event_jobs=self.event_jobs,
             minimum_interval_seconds=self.sensor_interval_seconds,
             default_status=self.sensor_status,
             kafka_resource_key=self.kafka_resource_key,

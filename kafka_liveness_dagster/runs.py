@@ -23,6 +23,7 @@ MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/cause"
+FENCED_TAG = "kafka_liveness/fenced"
 _MAX_RUNTIME = "dagster/max_runtime"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
@@ -58,6 +59,7 @@ def link_of(context: Context) -> RunLink:
         None if remaining is None else now_ms() + round(remaining * 1000),
         context.log,
         is_step=_is_step(context),
+        tell=lambda why: context.instance.add_run_tags(run.run_id, {FENCED_TAG: why}),
         catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
     )
 

@@ -1,37 +1,34 @@
 """What does a consumer group need now? A sensor that looks, tells what it saw, adds partitions and requests runs.
 
 Level-triggered: every tick computes from the group's members, both commit logs, the log ends and Dagster's own
-runs. It never joins and never commits, and doing a tick twice changes nothing.
+runs; its memory only keeps it from telling a thing twice. It never joins and never commits, and doing a tick twice
+changes nothing.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark, run_mark
-from kafka_liveness_dagster.core.membership import (
-    MemberLeft,
-    PartitionSnapshot,
-    RunFate,
-    departures,
-    wants_live_run,
-)
-from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.events import CrashLagFound, GhostFound, GroupEvent
+from kafka_liveness_dagster.core.membership import RunFate, restart_delay_seconds, wants_live_run
+from kafka_liveness_dagster.core.watch import changes
 from kafka_liveness_dagster.cursors import GroupCursor
-from kafka_liveness_dagster.metadata import group_metadata, told
+from kafka_liveness_dagster.look import GroupLook, fate
+from kafka_liveness_dagster.metadata import told
+from kafka_liveness_dagster.observations import group_observations, range_observation
 from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
 from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags, runs_in_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from kafka_liveness_dagster.kafka.admin import Cluster
 
-    from kafka_liveness_dagster.kafka.admin import Cluster, GroupMember
-
+Hook = Callable[[GroupEvent], "dg.RunRequest | Iterable[dg.RunRequest] | None"]
 _OBSERVE_SECONDS = 60.0
 _RECENT_RUNS = 20
 
@@ -43,7 +40,12 @@ def build_group_sensor(
     topics: Sequence[str],
     live_job: Any,
     crash_lag: dg.AssetsDefinition,
+    crash_lag_job: Any = None,
     max_live_runs: int = 1,
+    ghost_after_seconds: float = 120.0,
+    fail_ghost_runs: bool = False,
+    on_event: Hook | None = None,
+    event_jobs: Sequence[Any] = (),
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     kafka_resource_key: str = "kafka",
@@ -56,16 +58,35 @@ def build_group_sensor(
         topics: what the group consumes; each is observed on the asset ``kafka/<topic>``.
         live_job: job to request when there is lag, at once after a crash.
         crash_lag: the asset whose dynamic partitions mirror the owed ranges.
-        max_live_runs: no run is requested while so many are in progress.
+        crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
+        max_live_runs: no run is requested while so many are in progress, or as many as there are partitions.
+        ghost_after_seconds: a run in progress that is no member of the group for so long is reported.
+        fail_ghost_runs: report such a run to Dagster as failed, too, so that another can take its place.
+        on_event: called with each event of ``core.events`` when it is first seen; what it returns is requested. A
+            request without a ``run_key`` gets one of its event, so that a repeated tick starts nothing twice.
+        event_jobs: jobs that ``on_event`` may request; with a single one, requests need not name it.
         minimum_interval_seconds: between two ticks.
         default_status: ``RUNNING`` to start with the code location.
         kafka_resource_key: of the :class:`KafkaLivenessResource`.
     """
-    watch = _Watch(group_id, tuple(topics), live_job.name, crash_lag, max_live_runs)
+    own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
+    watch = _Watch(
+        name=name,
+        group_id=group_id,
+        topics=tuple(topics),
+        live_job_name=live_job.name,
+        crash_lag=crash_lag,
+        crash_lag_job_name=getattr(crash_lag_job, "name", None),
+        max_live_runs=max_live_runs,
+        ghost_after_seconds=ghost_after_seconds,
+        fail_ghost_runs=fail_ghost_runs,
+        on_event=on_event,
+        event_job_name=event_jobs[0].name if len(event_jobs) == 1 else None,
+    )
 
     @dg.sensor(
         name=name,
-        job=live_job,
+        jobs=[*own, *event_jobs],
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         required_resource_keys={kafka_resource_key},
@@ -77,123 +98,109 @@ def build_group_sensor(
     return group_sensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Watch:
+    name: str
     group_id: str
     topics: tuple[str, ...]
     live_job_name: str
     crash_lag: dg.AssetsDefinition
+    crash_lag_job_name: str | None
     max_live_runs: int
+    ghost_after_seconds: float
+    fail_ghost_runs: bool
+    on_event: Hook | None
+    event_job_name: str | None
 
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
         # Dagster first: a range that is materialised between the two looks must not come back as a new partition
         instance = context.instance
         existing = instance.get_dynamic_partitions(self._partitions_name)
         materialized = instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
-        runs = instance.get_run_records(self._live_runs(), limit=_RECENT_RUNS)
-        partitions = self._look(cluster)
-        members = cluster.members(self.group_id)
-        fates = {run_mark(record.dagster_run.run_id): _fate(record.dagster_run) for record in runs}
-        left = departures(partitions, _runs_in(members, partitions), fates)
-        owed = [OffsetRange(*seen.topic_partition, *span) for seen in partitions for span in seen.outstanding]
-        keys, stray = new_keys(owed, existing, materialized), [key for key in existing if not is_key(key)]
-        cursor = GroupCursor.decode(context.cursor)
-        now = time.time()
-        news = [gone for gone in left if _name(gone) not in cursor.told]
-        observe = bool(news or keys) or now - cursor.observed_at >= _OBSERVE_SECONDS
-        events = self._observations(partitions, len(members), left) if observe else []
-        in_progress = runs_in_progress(instance, self.group_id, "live")
-        failed = list(takewhile(lambda record: _fate(record.dagster_run) is RunFate.FAILED, runs))
-        wanted = wants_live_run(
-            partitions,
-            left,
-            in_progress=in_progress,
-            max_live_runs=self.max_live_runs,
-            failures_in_a_row=len(failed),
-            seconds_since_failure=now - (failed[0].end_time or now) if failed else 0.0,
-        )
+        look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=3 * self.max_live_runs)
+        cursor, now = GroupCursor.decode(context.cursor), time.time()
+        events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
+        keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
+        events += [CrashLagFound(key, range_of(key).size) for key in keys]
+        observe = bool(events) or now - cursor.observed_at >= _OBSERVE_SECONDS
+        answers = self._answers(context, events, cursor.events)
+        wanted, why_not = self._live_runs(instance, look, now)
+        missing = [key for key in existing if is_key(key) and key not in materialized]
+        runs = [*wanted, *self._catch_up_runs(instance, look, missing, now), *answers]
+        if self.fail_ghost_runs:
+            self._fail(instance, look, events)
         return dg.SensorResult(
-            run_requests=[self._live_run(left)] if wanted else [],
-            skip_reason=None if wanted else self._why_not(partitions, in_progress, len(failed), stray),
+            run_requests=runs,
+            skip_reason=None if runs else why_not + _odd(stray),
             dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
-            asset_events=[*events, *(self._key_observation(key, partitions, runs) for key in keys)],
-            cursor=GroupCursor(
-                told=tuple(map(_name, left)), observed_at=now if observe else cursor.observed_at
+            asset_events=[
+                *(group_observations(self.group_id, self.topics, look, events) if observe else []),
+                *(range_observation(self.crash_lag.key, self.group_id, key, look) for key in keys),
+            ],
+            cursor=GroupCursor.of(
+                memory, observed_at=now if observe else cursor.observed_at, events=cursor.events + len(events)
             ).encode(),
         )
 
-    def _look(self, cluster: Cluster) -> list[PartitionSnapshot]:
-        tps = cluster.partitions(self.topics)
-        first, second = (cluster.commits(group, tps) for group in (self.group_id, self.group_id + CATCH_UP_SUFFIX))
-        bounds = cluster.log_bounds(tps)
-        snapshots = []
-        for tp in tps:
-            commit, done = first.get(tp), second.get(tp)
-            mark = _decode(commit.metadata) if commit else None
-            log = DoneLog.decode(done.offset, done.metadata) if done else DoneLog()
-            start, end = bounds[tp]
-            outstanding = log.outstanding(mark.owed) if mark else ()
-            snapshots.append(
-                PartitionSnapshot(tp, commit.offset if commit else None, mark, end, outstanding, log_start=start)
-            )
-        return snapshots
+    def _live_runs(self, instance: dg.DagsterInstance, look: GroupLook, now: float) -> tuple[list[dg.RunRequest], str]:
+        """A live run, when one is wanted; and why not, when none is."""
+        seen = look.snapshot
+        in_progress = runs_in_progress(instance, self.group_id, "live")
+        failures, delayed = _delay(look.records, now)
+        wanted = wants_live_run(seen.partitions, seen.left, in_progress=in_progress, max_live_runs=self.max_live_runs)
+        if wanted and not delayed:
+            tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or "lag"}
+            return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
+        lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
+        why = "nothing to read"
+        if wanted:
+            why = f"waiting after {failures} failures in a row"
+        elif in_progress:
+            why = f"{in_progress} of {self.max_live_runs} already in progress"
+        return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets owed"
 
-    def _live_runs(self) -> dg.RunsFilter:
-        return dg.RunsFilter(tags=dict(lane_tags(self.group_id, "live")))
+    def _catch_up_runs(
+        self, instance: dg.DagsterInstance, look: GroupLook, missing: Sequence[str], now: float
+    ) -> list[dg.RunRequest]:
+        """The oldest missing partition's run, when nobody is catching up and it is not failing all the time."""
+        owed = [key for key in missing if any(range_of(key).overlaps(one) for one in look.owed)]
+        if self.crash_lag_job_name is None or not owed or runs_in_progress(instance, self.group_id, "catch-up"):
+            return []
+        tags = lane_tags(self.group_id, "catch-up")
+        records = instance.get_run_records(dg.RunsFilter(tags=dict(tags)), limit=_RECENT_RUNS)
+        if _delay(records, now)[1]:
+            return []
+        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=owed[0], tags=tags)]
 
-    def _live_run(self, left: Sequence[MemberLeft]) -> dg.RunRequest:
-        why = told(left) or "lag"
-        return dg.RunRequest(job_name=self.live_job_name, tags={**lane_tags(self.group_id, "live"), CAUSE_TAG: why})
+    def _answers(
+        self, context: dg.SensorEvaluationContext, events: Sequence[GroupEvent], told_before: int
+    ) -> list[dg.RunRequest]:
+        """What the user wants to be started by the events; a mistake in there must not keep the live lane down."""
+        if self.on_event is None:
+            return []
+        requests: list[dg.RunRequest] = []
+        for number, event in enumerate(events, told_before):
+            try:
+                answer = self.on_event(event)
+            except Exception:
+                context.log.exception("on_event of %s failed, nothing was requested for: %s", self.name, event)
+                continue
+            several = [answer] if isinstance(answer, dg.RunRequest) else list(answer or ())
+            requests += [self._named(one, f"{self.name}-{number}-{place}") for place, one in enumerate(several)]
+        return requests
 
-    def _observations(
-        self, partitions: Sequence[PartitionSnapshot], members: int, left: Sequence[MemberLeft]
-    ) -> list[dg.AssetObservation]:
-        return [
-            dg.AssetObservation(
-                dg.AssetKey(["kafka", topic]),
-                description=told(left) or None,
-                metadata=group_metadata(
-                    self.group_id, [p for p in partitions if p.topic_partition.topic == topic], members, left
-                ),
-            )
-            for topic in self.topics
-        ]
-
-    def _key_observation(
-        self, key: str, partitions: Sequence[PartitionSnapshot], runs: Sequence[dg.RunRecord]
-    ) -> dg.AssetObservation:
-        owed = range_of(key)
-        seen = next(p for p in partitions if p.topic_partition == owed.topic_partition)
-        by_mark = {run_mark(record.dagster_run.run_id): record.dagster_run for record in runs}
-        finder = by_mark.get(seen.mark.run) if seen.mark else None
-        cause = finder.tags.get(CAUSE_TAG, "") if finder else ""
-        return dg.AssetObservation(
-            self.crash_lag.key,
-            partition=key,
-            description=f"{owed.size:,} offsets the live lane jumped over ({cause or 'cause unknown'}); they are in no "
-            "table until this partition is materialized",
-            metadata={
-                "group": self.group_id,
-                "range": str(owed),
-                "offsets": owed.size,
-                "cause": cause or "unknown",
-                "live_lane_at": seen.committed if seen.committed is not None else "none",
-                "log_end": seen.log_end,
-                **({"found_by_run": dg.MetadataValue.dagster_run(finder.run_id)} if finder else {}),
-            },
+    def _named(self, request: dg.RunRequest, run_key: str) -> dg.RunRequest:
+        """The request with the job it means, and a key that a repeated tick gives it again."""
+        return request._replace(
+            run_key=request.run_key or run_key,
+            job_name=request.job_name or self.event_job_name,
         )
 
-    def _why_not(
-        self, partitions: Sequence[PartitionSnapshot], in_progress: int, failures: int, stray: Sequence[str]
-    ) -> str:
-        """Why this tick requests no run, and what else is to be seen."""
-        lag, owed = sum(p.lag for p in partitions), sum(p.owed for p in partitions)
-        if in_progress >= self.max_live_runs:
-            why = f"{in_progress} of {self.max_live_runs} already in progress"
-        else:
-            why = f"waiting after {failures} failures in a row" if lag else "nothing to read"
-        odd = f"; not crash lag partitions, delete them: {', '.join(stray[:3])}" if stray else ""
-        return f"no live run: {why}; lag {lag:,}, {owed:,} offsets owed{odd}"
+    def _fail(self, instance: dg.DagsterInstance, look: GroupLook, events: Iterable[GroupEvent]) -> None:
+        for ghost in (event for event in events if isinstance(event, GhostFound)):
+            run = look.run(ghost.run)
+            if run is not None:
+                instance.report_run_failed(run, f"{ghost} (group {self.group_id}): failed by sensor {self.name}")
 
     @property
     def _partitions_def(self) -> dg.DynamicPartitionsDefinition:
@@ -206,37 +213,12 @@ class _Watch:
         return self._partitions_def.name or ""
 
 
-def _fate(run: dg.DagsterRun) -> RunFate:
-    if not run.is_finished:
-        return RunFate.IN_PROGRESS
-    return {
-        dg.DagsterRunStatus.SUCCESS: RunFate.SUCCEEDED,
-        dg.DagsterRunStatus.CANCELED: RunFate.CANCELED,
-    }.get(run.status, RunFate.FAILED)
+def _delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
+    """How many of the newest runs failed in a row, and whether it is too early for the next one."""
+    failed = list(takewhile(lambda record: fate(record.dagster_run) is RunFate.FAILED, records))
+    since = now - (failed[0].end_time or now) if failed else 0.0
+    return len(failed), since < restart_delay_seconds(len(failed))
 
 
-def _decode(metadata: str) -> LiveMark | None:
-    try:
-        return LiveMark.decode(metadata)
-    except ForeignCommitError:
-        return None  # the live run refuses to join and says why; the sensor only looks
-
-
-def _run_mark(client_id: str) -> str:
-    """The run's 8 digits out of ``dagster/<job>/<run id>/<step>``; a foreign member's id matches no run."""
-    parts = client_id.split("/")
-    return run_mark(parts[2]) if len(parts) > 2 and parts[0] in ("dagster", "kafka-liveness") else client_id  # noqa: PLR2004
-
-
-def _runs_in(members: Iterable[GroupMember], partitions: Iterable[PartitionSnapshot]) -> set[str]:
-    """The runs that are members now.
-
-    Of a static member the coordinator shows the client id that joined first; whoever commits its partitions is it.
-    """
-    static = {tp for member in members if member.group_instance_id is not None for tp in member.partitions}
-    by_commit = {seen.mark.run for seen in partitions if seen.mark is not None and seen.topic_partition in static}
-    return by_commit | {_run_mark(member.client_id) for member in members}
-
-
-def _name(gone: MemberLeft) -> str:
-    return f"{gone.run} {gone.reason.value}"
+def _odd(stray: Sequence[str]) -> str:
+    return f"; not crash lag partitions, delete them: {', '.join(stray[:3])}" if stray else ""

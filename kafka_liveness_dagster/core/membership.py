@@ -5,9 +5,9 @@ repeated changes nothing. Never asks Kafka or Dagster.
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> running = PartitionSnapshot(TopicPartition("orders", 3), 70, LiveMark(Mark.RUNNING, "0badcafe"), 120)
->>> [gone] = departures([running], members=set(), fates={"0badcafe": RunFate.FAILED})
->>> gone.run, gone.reason.value, *map(str, gone.partitions)
-('0badcafe', 'crashed', 'orders:3')
+>>> [gone] = departures([running], members={}, runs={"0badcafe": Run(RunFate.FAILED)})
+>>> print(gone)
+run 0badcafe crashed; it had orders:3
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.heartbeat import FenceReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 
@@ -28,6 +29,10 @@ _PATIENT_FAILURES = 3
 _MAX_BACKOFF_SECONDS = 300.0
 _FIRST_BACKOFF_SECONDS = 10.0
 _OLDEST_PARTS = 10
+_FENCED = {
+    FenceReason.POLL_TIMEOUT.value: LeaveReason.POLL_TIMEOUT,
+    FenceReason.PARTITIONS_LOST.value: LeaveReason.LOST,
+}
 
 
 class RunFate(Enum):
@@ -40,12 +45,21 @@ class RunFate(Enum):
     UNKNOWN = "unknown"
 
 
-class LeaveReason(Enum):
-    """Why a member is gone without having released its partitions."""
+_OVER = (RunFate.SUCCEEDED, RunFate.FAILED, RunFate.CANCELED)
 
-    CRASHED = "crashed"
-    POLL_TIMEOUT = "left by poll timeout"
-    LOST = "lost its partitions"
+
+@dataclass(frozen=True)
+class Run:
+    """A live run as Dagster knows it.
+
+    Attributes:
+        fenced: why it left the group, in its own words; empty while it is in it, or when it could not say.
+        started: Dagster says that it is at work, not queued or starting.
+    """
+
+    fate: RunFate
+    fenced: str = ""
+    started: bool = False
 
 
 class Expiry(Enum):
@@ -101,57 +115,61 @@ class PartitionSnapshot:
         return sum(span.size for span in self.outstanding)
 
 
-@dataclass(frozen=True)
-class MemberLeft:
-    """A member of a run is gone and its partitions still carry its ``running`` mark."""
-
-    run: str
-    reason: LeaveReason
-    partitions: tuple[TopicPartition, ...]
-
-
 def departures(
-    partitions: Iterable[PartitionSnapshot], members: AbstractSet[str], fates: Mapping[str, RunFate]
+    partitions: Iterable[PartitionSnapshot], members: Mapping[str, bool], runs: Mapping[str, Run]
 ) -> list[MemberLeft]:
-    """The runs that left ``running`` marks behind, and why; a released partition is no departure.
+    """The runs whose marks stand on partitions that they do not work on any more, and why.
 
     Args:
         partitions: the group's partitions now.
-        members: runs (8 hex digits) the coordinator lists now.
-        fates: what became of the runs Dagster knows.
+        members: runs (8 hex digits) the coordinator lists now, and whether as static members.
+        runs: the live runs Dagster knows.
     """
-    marked: dict[str, list[TopicPartition]] = {}
+    marked: dict[str, dict[Mark, list[TopicPartition]]] = {}
     for seen in partitions:
-        if seen.mark is not None and seen.mark.mark is Mark.RUNNING:
-            marked.setdefault(seen.mark.run, []).append(seen.topic_partition)
-    found = ((run, _reason(fates.get(run, RunFate.UNKNOWN), is_member=run in members)) for run in sorted(marked))
-    return [MemberLeft(run, reason, tuple(sorted(marked[run]))) for run, reason in found if reason is not None]
+        if seen.mark is not None and seen.mark.mark is not Mark.PAUSED:
+            marked.setdefault(seen.mark.run, {}).setdefault(seen.mark.mark, []).append(seen.topic_partition)
+    left = []
+    for run in sorted(marked):
+        running, released = (marked[run].get(mark) for mark in (Mark.RUNNING, Mark.RELEASED))
+        known = runs.get(run, Run(RunFate.UNKNOWN))
+        reason = _reason(known, members.get(run)) if running else _good_order(known.fate, members.get(run))
+        if reason is not None:
+            left.append(MemberLeft(run, reason, tuple(sorted(running or released or ()))))
+    return left
 
 
-def _reason(fate: RunFate, *, is_member: bool) -> LeaveReason | None:
+def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
+    """Why a run's ``running`` mark stands alone."""
     # Rule 1: a run that is over owns nothing, though the broker may list it until its session times out
-    if fate is RunFate.SUCCEEDED:
+    if run.fate is RunFate.SUCCEEDED:
         return LeaveReason.LOST
-    if fate in (RunFate.FAILED, RunFate.CANCELED):
+    if run.fate in (RunFate.FAILED, RunFate.CANCELED):
         return LeaveReason.CRASHED
     # Rule 2: the coordinator's word counts for the living
-    if is_member:
+    if static is not None:
         return None
-    # Rule 3: at work but not a member: its watchdog took it out, it comes back with its next poll
-    return LeaveReason.POLL_TIMEOUT if fate is RunFate.IN_PROGRESS else LeaveReason.CRASHED
+    # Rule 3: at work but not a member. Its watchdog took it out and said so, or it could not say anything
+    if run.fate is RunFate.IN_PROGRESS:
+        return _FENCED.get(run.fenced, LeaveReason.SILENT)
+    # Rule 4: no such run, no such member: deleted, or a script that died
+    return LeaveReason.CRASHED
+
+
+def _good_order(fate: RunFate, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
+    """What became of a run that gave up all it had."""
+    # Rule 1: a static member sends no LeaveGroup: the coordinator keeps its place after its run
+    if static is not None:
+        return LeaveReason.STATIC if static and fate in _OVER else None
+    # Rule 2: nobody else is at work for it
+    return LeaveReason.CANCELED if fate is RunFate.CANCELED else LeaveReason.GRACEFUL
 
 
 def wants_live_run(
-    partitions: Sequence[PartitionSnapshot],
-    left: Sequence[MemberLeft],
-    *,
-    in_progress: int,
-    max_live_runs: int,
-    seconds_since_failure: float,
-    failures_in_a_row: int,
+    partitions: Sequence[PartitionSnapshot], left: Sequence[MemberLeft], *, in_progress: int, max_live_runs: int
 ) -> bool:
     """Whether to start a live run: there is lag, or a crash to recover from, and room for one more run."""
-    if in_progress >= max_live_runs or seconds_since_failure < restart_delay_seconds(failures_in_a_row):
+    if in_progress >= min(max_live_runs, len(partitions)):
         return False
     return any(seen.lag for seen in partitions if not seen.paused) or any(
         gone.reason is LeaveReason.CRASHED for gone in left

@@ -55,6 +55,14 @@ class GroupMember:
     group_instance_id: str | None = None
 
 
+@dataclass(frozen=True)
+class Group:
+    """A group as its coordinator describes it; ``state`` is the client's word, ``UNKNOWN`` for one it does not know."""
+
+    state: str
+    members: tuple[GroupMember, ...]
+
+
 def logger_of(config: Mapping[str, Any]) -> logging.Logger | None:
     """Where a client logs to; with ``debug`` set librdkafka writes by itself, for a logger is served by polls alone."""
     return None if "debug" in config else quiet_log
@@ -180,11 +188,11 @@ class Cluster:
         bounds = self.log_bounds(partitions)
         return {tp: _facts(first.get(tp), second.get(tp), *bounds[tp]) for tp in partitions}
 
-    def members(self, group_id: str) -> tuple[GroupMember, ...]:
-        """The members of a group, none when it does not exist."""
+    def group(self, group_id: str) -> Group:
+        """A group's state and members; ``DEAD`` and none when it does not exist."""
         future = self._admin.describe_consumer_groups([group_id], request_timeout=REQUEST_SECONDS)[group_id]
         group = self._named(future, f"describing group {group_id}")
-        return tuple(
+        members = tuple(
             GroupMember(
                 member.member_id,
                 member.client_id,
@@ -194,6 +202,11 @@ class Cluster:
             )
             for member in group.members
         )
+        return Group(group.state.name, members)
+
+    def members(self, group_id: str) -> tuple[GroupMember, ...]:
+        """The members of a group, none when it does not exist."""
+        return self.group(group_id).members
 
     def _metadata(self) -> Any:
         try:

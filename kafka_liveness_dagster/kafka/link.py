@@ -29,6 +29,10 @@ def _nobody_knows(_group_id: str) -> int:
     return 0
 
 
+def _to_nobody(_why: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class RunLink:
     """The Dagster run this process works for, or a stand-in for a script.
@@ -40,6 +44,8 @@ class RunLink:
         ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
         log: where what happens to the consumer is told: the run's own log.
         catch_up_runs: how many catch-up runs of a group are in progress; 0 where nobody knows.
+        tell: takes why this process is out of its group, empty once it is in it again, for others to see; called on the
+            watchdog's thread.
         is_step: this process was started by its run worker for one step, and ends with it.
     """
 
@@ -48,6 +54,7 @@ class RunLink:
     state: Callable[[], RunState]
     ends_at_ms: int | None = None
     log: logging.Logger = log
+    tell: Callable[[str], None] = _to_nobody
     is_step: bool = False
     catch_up_runs: Callable[[str], int] = _nobody_knows
 

@@ -140,8 +140,9 @@ class Watchdog:
                 self._met = error
 
     def _ask(self) -> None:
-        asked_at_ms = now_ms()
+        asked_at_ms, told = now_ms(), ""
         while not self._stopped.wait(LOOK_SECONDS):
+            told = self._tell(told)
             if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and self._parent_is_alive():
                 continue  # a parent that died is the cue to ask at once
             asked_at_ms = now_ms()
@@ -149,6 +150,16 @@ class Watchdog:
                 self._run_state = self._link.state()
             except Exception:  # Dagster's database is away: the run goes on until someone says otherwise
                 log.exception("could not ask Dagster how the run is; it counts as %s", self._run_state.value)
+
+    def _tell(self, told: str) -> str:
+        """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
+        why = self._reason.value if self._reason is not None else ""
+        if why != told:
+            try:
+                self._link.tell(why)
+            except Exception:  # only the name of a departure depends on it
+                log.exception("could not tell Dagster: %s", why)
+        return why
 
     def _raise_fence(self, reason: FenceReason) -> None:
         with self._raising:

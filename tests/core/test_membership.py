@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.membership import (
     Expiry,
-    LeaveReason,
-    MemberLeft,
     PartitionSnapshot,
+    Run,
     RunFate,
     departures,
     expiry,
@@ -26,31 +27,49 @@ def snapshot(tp=P0, committed=70, mark=Mark.RUNNING, run=RUN, log_end=120, outst
     return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, outstanding)
 
 
+TIMED_OUT, OTHERS = FenceReason.POLL_TIMEOUT.value, FenceReason.PARTITIONS_LOST.value
+STATIC, DYNAMIC = True, False
+AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
+
+
 @pytest.mark.parametrize(
-    ("mark", "fate", "is_member", "reason"),
+    ("mark", "run", "member", "reason"),
     [
-        pytest.param(Mark.RELEASED, RunFate.FAILED, False, None, id="released before it failed: a graceful leave"),
-        pytest.param(None, RunFate.UNKNOWN, False, None, id="a plain consumer's commit"),
-        pytest.param(Mark.RUNNING, RunFate.IN_PROGRESS, True, None, id="at work"),
-        pytest.param(Mark.RUNNING, RunFate.IN_PROGRESS, False, LeaveReason.POLL_TIMEOUT, id="its watchdog left"),
-        pytest.param(Mark.RUNNING, RunFate.FAILED, False, LeaveReason.CRASHED, id="killed"),
-        pytest.param(Mark.RUNNING, RunFate.FAILED, True, LeaveReason.CRASHED, id="killed, session not yet over"),
-        pytest.param(Mark.RUNNING, RunFate.CANCELED, False, LeaveReason.CRASHED, id="killed while it was canceled"),
-        pytest.param(Mark.RUNNING, RunFate.UNKNOWN, False, LeaveReason.CRASHED, id="its run was deleted"),
-        pytest.param(Mark.RUNNING, RunFate.UNKNOWN, True, None, id="a script that is alive"),
-        pytest.param(Mark.RUNNING, RunFate.SUCCEEDED, False, LeaveReason.LOST, id="succeeded, yet never released"),
+        pytest.param(None, None, None, None, id="a plain consumer's commit"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK), DYNAMIC, None, id="at work"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, TIMED_OUT), None, LeaveReason.POLL_TIMEOUT, id="its watchdog left"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, TIMED_OUT), DYNAMIC, None, id="it is back, whatever it said"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.LOST, id="others have its partitions"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK), None, LeaveReason.SILENT, id="frozen: it could not say anything"),
+        pytest.param(Mark.RUNNING, Run(RunFate.FAILED), None, LeaveReason.CRASHED, id="killed"),
+        pytest.param(Mark.RUNNING, Run(RunFate.FAILED), DYNAMIC, LeaveReason.CRASHED, id="killed, still listed"),
+        pytest.param(Mark.RUNNING, Run(RunFate.CANCELED), None, LeaveReason.CRASHED, id="killed while it was canceled"),
+        pytest.param(Mark.RUNNING, None, None, LeaveReason.CRASHED, id="its run was deleted"),
+        pytest.param(Mark.RUNNING, None, DYNAMIC, None, id="a script that is alive"),
+        pytest.param(Mark.RUNNING, Run(OVER), None, LeaveReason.LOST, id="succeeded, yet never released"),
+        pytest.param(Mark.RELEASED, Run(OVER), None, LeaveReason.GRACEFUL, id="done"),
+        pytest.param(Mark.RELEASED, Run(AT_WORK), None, LeaveReason.GRACEFUL, id="done, Dagster not yet told"),
+        pytest.param(Mark.RELEASED, Run(AT_WORK), DYNAMIC, None, id="gave this one up, is still a member"),
+        pytest.param(Mark.RELEASED, Run(OVER), DYNAMIC, None, id="its LeaveGroup is on its way"),
+        pytest.param(Mark.RELEASED, Run(RunFate.FAILED), None, LeaveReason.GRACEFUL, id="released, then failed"),
+        pytest.param(Mark.RELEASED, Run(RunFate.CANCELED), None, LeaveReason.CANCELED, id="canceled"),
+        pytest.param(Mark.RELEASED, Run(OVER), STATIC, LeaveReason.STATIC, id="static: it sent no LeaveGroup"),
+        pytest.param(Mark.RELEASED, Run(AT_WORK), STATIC, None, id="static, at work"),
+        pytest.param(Mark.PAUSED, Run(RunFate.FAILED), None, None, id="paused: held, by whomever"),
     ],
 )
-def test_why_a_member_is_gone(mark, fate, is_member, reason):
+def test_why_a_member_is_gone(mark, run, member, reason):
     """The mark says how it left, its run says why, the coordinator speaks for the living."""
-    left = departures([snapshot(mark=mark)], {RUN} if is_member else set(), {RUN: fate})
+    members = {} if member is None else {RUN: member}
+    left = departures([snapshot(mark=mark)], members, {RUN: run} if run else {})
     assert left == ([MemberLeft(RUN, reason, (P0,))] if reason else [])
 
 
 def test_one_departure_names_all_its_partitions():
-    """A member that held two partitions left once; another run's are its own."""
+    """A member that held two partitions left once; another run's are its own, and so are those it released before."""
     seen = [snapshot(P1), snapshot(P0), snapshot(TopicPartition("orders", 2), run="0000beef")]
-    left = departures(seen, {"0000beef"}, {RUN: RunFate.FAILED})
+    released = snapshot(TopicPartition("orders", 3), mark=Mark.RELEASED)
+    left = departures([*seen, released], {"0000beef": DYNAMIC}, {RUN: Run(RunFate.FAILED)})
     assert left == [MemberLeft(RUN, LeaveReason.CRASHED, (P0, P1))]
 
 
@@ -96,37 +115,28 @@ TIMEOUT = [MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (P0,))]
 
 
 @pytest.mark.parametrize(
-    ("log_end", "left", "in_progress", "failures", "since", "wanted"),
+    ("log_end", "left", "in_progress", "most", "wanted"),
     [
-        pytest.param(120, [], 0, 0, 0.0, True, id="lag"),
-        pytest.param(70, [], 0, 0, 0.0, False, id="nothing to do"),
-        pytest.param(120, [], 1, 0, 0.0, False, id="a run is at it"),
-        pytest.param(70, CRASH, 0, 1, 0.0, True, id="a crash without lag: its marks must not stay"),
-        pytest.param(120, CRASH, 0, 2, 0.0, True, id="at once after a second crash"),
-        pytest.param(120, CRASH, 0, 3, 9.9, False, id="failing in a row: later"),
-        pytest.param(120, CRASH, 0, 3, 10.0, True, id="later has come"),
-        pytest.param(70, TIMEOUT, 0, 0, 0.0, False, id="a member that timed out rejoins by itself"),
+        pytest.param(120, [], 0, 1, True, id="lag"),
+        pytest.param(70, [], 0, 1, False, id="nothing to do"),
+        pytest.param(120, [], 1, 1, False, id="a run is at it"),
+        pytest.param(120, [], 1, 2, True, id="room for another one"),
+        pytest.param(120, [], 2, 3, False, id="room, but no partition for it"),
+        pytest.param(70, CRASH, 0, 1, True, id="a crash without lag: its marks must not stay"),
+        pytest.param(70, TIMEOUT, 0, 1, False, id="a member that timed out rejoins by itself"),
     ],
 )
-def test_when_a_live_run_is_wanted(log_end, left, in_progress, failures, since, wanted):  # noqa: PLR0917
-    """Lag or a crash, room for a run, and patience with what fails every time."""
-    answer = wants_live_run(
-        [snapshot(log_end=log_end)],
-        left,
-        in_progress=in_progress,
-        max_live_runs=1,
-        failures_in_a_row=failures,
-        seconds_since_failure=since,
-    )
-    assert answer is wanted
+def test_when_a_live_run_is_wanted(log_end, left, in_progress, most, wanted):
+    """Lag or a crash, and room for a run among two partitions."""
+    seen = [snapshot(log_end=log_end), snapshot(P1, committed=log_end, log_end=log_end)]
+    assert wants_live_run(seen, left, in_progress=in_progress, max_live_runs=most) is wanted
 
 
 def test_a_paused_partition_asks_for_no_run():
     """Lag that nobody may process is no reason to start a run; another partition's is."""
     paused = snapshot(P0, mark=Mark.PAUSED)
     assert paused.paused
-    assert departures([paused], set(), {RUN: RunFate.FAILED}) == [], "nor is its mark the trace of a crash"
-    room = {"in_progress": 0, "max_live_runs": 1, "failures_in_a_row": 0, "seconds_since_failure": 0.0}
+    room = {"in_progress": 0, "max_live_runs": 1}
     assert not wants_live_run([paused], [], **room)
     assert wants_live_run([paused, snapshot(P1, mark=Mark.RELEASED)], [], **room)
     assert not snapshot(mark=None).paused

@@ -1,0 +1,147 @@
+"""What can happen to a consumer group? A closed set of past-tense nouns, each told once and in words.
+
+>>> from kafka_liveness_dagster.core.offsets import TopicPartition
+>>> gone = MemberLeft("0badcafe", LeaveReason.CRASHED, (TopicPartition("orders", 3),))
+>>> print(gone)
+run 0badcafe crashed; it had orders:3
+>>> print(CrashLagFound("orders:3:70-120", 50))
+crash lag orders:3:70-120, 50 offsets, is owed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Union
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+
+_NAMED = 5
+
+
+class LeaveReason(Enum):
+    """Why a member is gone, or is as good as gone."""
+
+    GRACEFUL = "left gracefully"
+    CANCELED = "left because its run was canceled"
+    POLL_TIMEOUT = "left by poll timeout"
+    CRASHED = "crashed"
+    SILENT = "stopped sending heartbeats"
+    """Its run is in progress, the group is without it and it did not say why: frozen, cut off, or killed unnoticed."""
+    LOST = "lost its partitions"
+    STATIC = "ended, and holds its partitions as a static member until its session times out"
+    CAME_BACK = "left and came back between two looks"
+    UNKNOWN = "left"
+    """Of a foreign member nobody knows why."""
+
+    @property
+    def in_good_order(self) -> bool:
+        """Whether it gave its partitions up: nothing is to be done about it."""
+        return self in (LeaveReason.GRACEFUL, LeaveReason.CANCELED, LeaveReason.STATIC)
+
+
+@dataclass(frozen=True)
+class MemberJoined:
+    """A member was seen for the first time.
+
+    Attributes:
+        name: the run's 8 hex digits; of a foreign member ``<client id> at <host>``.
+        is_foreign: a consumer that is no run of this package: a Java consumer, kcat.
+    """
+
+    name: str
+    partitions: tuple[TopicPartition, ...]
+    is_foreign: bool = False
+
+    def __str__(self) -> str:
+        return f"{_who(self.name, foreign=self.is_foreign)} joined with {_names(self.partitions)}"
+
+
+@dataclass(frozen=True)
+class MemberLeft:
+    """A member is gone, or holds partitions that it does not work on any more."""
+
+    run: str
+    reason: LeaveReason
+    partitions: tuple[TopicPartition, ...]
+
+    def __str__(self) -> str:
+        foreign = self.reason is LeaveReason.UNKNOWN
+        return f"{_who(self.run, foreign=foreign)} {self.reason.value}; it had {_names(self.partitions)}"
+
+
+@dataclass(frozen=True)
+class RebalanceStarted:
+    """The coordinator was seen to deal the partitions anew."""
+
+    members: int
+
+    def __str__(self) -> str:
+        return f"a rebalance of {self.members} members is under way"
+
+
+@dataclass(frozen=True)
+class RebalanceCompleted:
+    """The partitions are dealt; ``seconds`` is None for a rebalance that began and ended between two looks."""
+
+    members: int
+    seconds: float | None
+
+    def __str__(self) -> str:
+        took = "less than the time between two looks" if self.seconds is None else f"about {self.seconds:.0f} s"
+        return f"a rebalance of {self.members} members is over, it took {took}"
+
+
+@dataclass(frozen=True)
+class GroupEmptied:
+    """The group has no member any more, and keeps its commits."""
+
+    def __str__(self) -> str:
+        return "the group has no member any more"
+
+
+@dataclass(frozen=True)
+class GroupDied:
+    """The coordinator knows no such group any more: it was deleted, or its commits expired."""
+
+    def __str__(self) -> str:
+        return "the group does not exist any more"
+
+
+@dataclass(frozen=True)
+class GhostFound:
+    """A run is in progress and has not been a member for so long."""
+
+    run: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"run {self.run} is in progress and has been no member for {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True)
+class CrashLagFound:
+    """A range is owed that had no partition yet; ``key`` is the partition's."""
+
+    key: str
+    offsets: int
+
+    def __str__(self) -> str:
+        return f"crash lag {self.key}, {self.offsets:,} offsets, is owed"
+
+
+GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
+    MemberJoined, MemberLeft, RebalanceStarted, RebalanceCompleted, GroupEmptied, GroupDied, GhostFound, CrashLagFound
+]
+
+
+def _who(name: str, *, foreign: bool) -> str:
+    return f"foreign member {name}" if foreign else f"run {name}"
+
+
+def _names(partitions: Sequence[TopicPartition]) -> str:
+    named = ", ".join(map(str, partitions[:_NAMED])) or "no partition"
+    return named + (f" and {len(partitions) - _NAMED} more" if len(partitions) > _NAMED else "")

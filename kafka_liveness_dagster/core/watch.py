@@ -1,0 +1,199 @@
+"""What has happened to a group since the last look? Two looks and a memory in; events and a new memory out.
+
+The same look and the same memory give the same events, so a look that is repeated tells nothing new by itself: who
+repeats it with the old memory repeats the events. Never asks Kafka or Dagster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from kafka_liveness_dagster.core.events import (
+    GhostFound,
+    GroupDied,
+    GroupEmptied,
+    LeaveReason,
+    MemberJoined,
+    MemberLeft,
+    RebalanceCompleted,
+    RebalanceStarted,
+)
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate, departures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kafka_liveness_dagster.core.events import GroupEvent
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+
+MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
+_REASONS = list(LeaveReason)
+
+
+class GroupState(Enum):
+    """What the coordinator says of a group; the classic protocol's and KIP-848's states come to these four."""
+
+    STABLE = "stable"
+    REBALANCING = "rebalancing"
+    EMPTY = "empty"
+    DEAD = "dead"
+
+
+_WITHOUT_MEMBERS: dict[GroupState, GroupEvent] = {GroupState.EMPTY: GroupEmptied(), GroupState.DEAD: GroupDied()}
+
+
+@dataclass(frozen=True)
+class MemberSeen:
+    """One member as the coordinator lists it.
+
+    Attributes:
+        name: the run's 8 hex digits; of a foreign member ``<client id> at <host>``.
+        is_static: it has a ``group.instance.id``.
+    """
+
+    member_id: str
+    name: str
+    partitions: tuple[TopicPartition, ...]
+    is_foreign: bool = False
+    is_static: bool = False
+
+    @property
+    def key(self) -> str:
+        """Enough of the member id to know it again."""
+        return f"{crc32(self.member_id.encode()):08x}"
+
+
+@dataclass(frozen=True)
+class GroupSnapshot:
+    """A group at one look: the coordinator's, the commit logs' and Dagster's word."""
+
+    state: GroupState
+    members: tuple[MemberSeen, ...]
+    partitions: tuple[PartitionSnapshot, ...]
+    runs: Mapping[str, Run] = field(default_factory=dict)
+
+    @property
+    def left(self) -> list[MemberLeft]:
+        """Who stands in the commit log and does not work any more."""
+        static = {tp for member in self.members if member.is_static for tp in member.partitions}
+        # Of a static member the coordinator shows the client id that joined first: who commits its partitions is it
+        by_commit = {seen.mark.run: True for seen in self.partitions if seen.mark and seen.topic_partition in static}
+        return departures(self.partitions, {m.name: m.is_static for m in self.members} | by_commit, self.runs)
+
+    @property
+    def dealt(self) -> str:
+        """Who has which partitions, in 8 digits."""
+        shares = sorted((member.member_id, *map(str, sorted(member.partitions))) for member in self.members)
+        return f"{crc32(repr(shares).encode()):08x}"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What was told, so that it is told once.
+
+    Attributes:
+        state: of the group at the last look.
+        members: key -> name of those it had, at most ``MAX_REMEMBERED``.
+        told: departures that were told and still stand in the commit log.
+        dealt: who had which partitions when the group was last stable.
+        rebalancing_since: seconds, None while it is not.
+        absent: runs in progress that were no members -> since when, and negative once that was told.
+    """
+
+    state: GroupState
+    members: Mapping[str, str]
+    told: tuple[str, ...]
+    dealt: str
+    rebalancing_since: float | None = None
+    absent: Mapping[str, float] = field(default_factory=dict)
+
+
+def changes(
+    before: Memory | None, seen: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
+) -> tuple[list[GroupEvent], Memory]:
+    """What is new since ``before``; at the first look only what someone must act on.
+
+    Args:
+        before: what the last look left behind, None for the first one.
+        seen: the group now.
+        now_seconds: on the clock of ``before``.
+        ghost_after_seconds: a run that is no member for so long is a ghost.
+    """
+    left = seen.left
+    absent, ghosts = _absent(before, seen, now_seconds, ghost_after_seconds)
+    members = {member.key: member.name for member in seen.members[:MAX_REMEMBERED]}
+    after = Memory(seen.state, members, tuple(map(_name, left)), seen.dealt, absent=absent)
+    if before is None:
+        return [*(gone for gone in left if not gone.reason.in_good_order), *ghosts], after
+    if seen.state is GroupState.REBALANCING:
+        since = now_seconds if before.rebalancing_since is None else before.rebalancing_since
+        after = replace(after, dealt=before.dealt, rebalancing_since=since)
+    news = [gone for gone in left if _name(gone) not in before.told]
+    joined = _joined(before, seen)
+    return [*news, *_gone(before, seen), *joined, *_of_the_group(before, seen, now_seconds), *ghosts], after
+
+
+def _of_the_group(before: Memory, seen: GroupSnapshot, now_seconds: float) -> list[GroupEvent]:
+    """What happened to the group as a whole."""
+    members = len(seen.members)
+    if seen.state is GroupState.REBALANCING:
+        return [RebalanceStarted(members)] if before.rebalancing_since is None else []
+    events: list[GroupEvent] = []
+    if before.rebalancing_since is not None:
+        events.append(RebalanceCompleted(members, now_seconds - before.rebalancing_since))
+    elif members and seen.dealt != before.dealt:
+        events.append(RebalanceCompleted(members, None))
+    if seen.state is not before.state and seen.state in _WITHOUT_MEMBERS:
+        events.append(_WITHOUT_MEMBERS[seen.state])
+    return events
+
+
+def _joined(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
+    return [
+        MemberJoined(member.name, member.partitions, member.is_foreign)
+        for member in seen.members[:MAX_REMEMBERED]
+        if member.key not in before.members
+    ]
+
+
+def _gone(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
+    """Members whose mark tells nothing: foreign ones, and runs that are back as another member."""
+    now = {member.key for member in seen.members}
+    names = {member.name for member in seen.members}
+    told = {name[:-1] for name in before.told}
+    out: list[GroupEvent] = []
+    for key, name in before.members.items():
+        if key in now:
+            continue
+        if " at " in name:
+            out.append(MemberLeft(name, LeaveReason.UNKNOWN, ()))
+        elif name in names and name not in told:
+            out.append(MemberLeft(name, LeaveReason.CAME_BACK, ()))
+    return out
+
+
+def _absent(
+    before: Memory | None, seen: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
+) -> tuple[dict[str, float], list[GroupEvent]]:
+    """Runs that are at work and no members, and since when; those that have been so for too long."""
+    members = {member.name for member in seen.members}
+    finishing = {gone.run for gone in seen.left if gone.reason is LeaveReason.GRACEFUL}
+    absent: dict[str, float] = {}
+    ghosts: list[GroupEvent] = []
+    for run, known in seen.runs.items():
+        if known.fate is not RunFate.IN_PROGRESS or not known.started or run in members or run in finishing:
+            continue
+        since = before.absent.get(run, now_seconds) if before else now_seconds
+        if since >= 0 and now_seconds - since >= ghost_after_seconds:
+            ghosts.append(GhostFound(run, now_seconds - since))
+            since = -1.0  # told
+        absent[run] = since
+    return absent, ghosts
+
+
+def _name(gone: MemberLeft) -> str:
+    """A departure in 9 letters: the memory is small."""
+    return f"{gone.run}{_REASONS.index(gone.reason):x}"

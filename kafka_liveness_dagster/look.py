@@ -1,0 +1,126 @@
+"""What do Kafka and Dagster say of a group, at one look?
+
+Read-only, and the same few requests for any number of partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark, run_mark
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
+from kafka_liveness_dagster.runs import FENCED_TAG, lane_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.kafka.admin import Cluster, Commit, Group, GroupMember
+
+_RECENT_RUNS = 20
+_FOREIGN_LETTERS = 24  # of a foreign member's name: the sensor's cursor is small
+_STATES = {
+    "STABLE": GroupState.STABLE,
+    "EMPTY": GroupState.EMPTY,
+    "DEAD": GroupState.DEAD,
+    "PREPARING_REBALANCING": GroupState.REBALANCING,
+    "COMPLETING_REBALANCING": GroupState.REBALANCING,
+}
+
+
+@dataclass(frozen=True)
+class GroupLook:
+    """A group and the newest live runs that Dagster knows of it, newest first."""
+
+    snapshot: GroupSnapshot
+    records: Sequence[dg.RunRecord]
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        instance: dg.DagsterInstance,
+        group_id: str,
+        topics: Sequence[str],
+        *,
+        recent_runs: int = 0,
+    ) -> GroupLook:
+        """Dagster first: a run that began after that is no departure, as its mark would be of an unknown run.
+
+        Raises:
+            BrokerUnreachableError: no broker answered: nothing is known of the group.
+        """
+        records = instance.get_run_records(
+            dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
+        )
+        partitions = _partitions(cluster, group_id, topics)
+        group = cluster.group(group_id)
+        runs = {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
+        return cls(GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs), records)
+
+    @property
+    def owed(self) -> list[OffsetRange]:
+        """What is owed and not done."""
+        return [
+            OffsetRange(*seen.topic_partition, *span) for seen in self.snapshot.partitions for span in seen.outstanding
+        ]
+
+    def run(self, mark: str | None) -> dg.DagsterRun | None:
+        """The run of a mark, None when Dagster does not list it any more."""
+        return next((r.dagster_run for r in self.records if run_mark(r.dagster_run.run_id) == mark), None)
+
+
+def _partitions(cluster: Cluster, group_id: str, topics: Sequence[str]) -> tuple[PartitionSnapshot, ...]:
+    tps = cluster.partitions(topics)
+    first, second = (cluster.commits(group, tps) for group in (group_id, group_id + CATCH_UP_SUFFIX))
+    bounds = cluster.log_bounds(tps)
+    return tuple(_partition(tp, first.get(tp), second.get(tp), bounds[tp]) for tp in tps)
+
+
+def _partition(
+    tp: TopicPartition, first: Commit | None, second: Commit | None, bounds: tuple[int, int]
+) -> PartitionSnapshot:
+    mark = _decode(first.metadata) if first else None
+    done = DoneLog.decode(second.offset, second.metadata) if second else DoneLog()
+    outstanding = done.outstanding(mark.owed) if mark else ()
+    log_start, log_end = bounds
+    return PartitionSnapshot(tp, first.offset if first else None, mark, log_end, outstanding, log_start=log_start)
+
+
+def _decode(metadata: str) -> LiveMark | None:
+    try:
+        return LiveMark.decode(metadata)
+    except ForeignCommitError:
+        return None  # the live run refuses to join and says why; this only looks
+
+
+def _state(group: Group) -> GroupState:
+    """KIP-848's own states have no name in the client yet: a group with members that is not stable is rebalancing."""
+    return _STATES.get(group.state, GroupState.REBALANCING if group.members else GroupState.EMPTY)
+
+
+def _member(member: GroupMember) -> MemberSeen:
+    """A member under its run's 8 digits, out of ``dagster/<job>/<run id>/<step>``, or as the foreign one it is."""
+    parts = member.client_id.split("/")
+    foreign = len(parts) <= 2 or parts[0] not in ("dagster", "kafka-liveness")  # noqa: PLR2004
+    name = f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS] if foreign else run_mark(parts[2])
+    return MemberSeen(member.member_id, name, member.partitions, foreign, member.group_instance_id is not None)
+
+
+def _run(run: dg.DagsterRun) -> Run:
+    return Run(fate(run), run.tags.get(FENCED_TAG, ""), run.status is dg.DagsterRunStatus.STARTED)
+
+
+def fate(run: dg.DagsterRun) -> RunFate:
+    """What became of a run."""
+    if not run.is_finished:
+        return RunFate.IN_PROGRESS
+    return {
+        dg.DagsterRunStatus.SUCCESS: RunFate.SUCCEEDED,
+        dg.DagsterRunStatus.CANCELED: RunFate.CANCELED,
+    }.get(run.status, RunFate.FAILED)

@@ -1,0 +1,199 @@
+"""Each thing that happens to a group is told once, by its right name: every row is one more look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.events import (
+    GhostFound,
+    GroupDied,
+    GroupEmptied,
+    LeaveReason,
+    MemberJoined,
+    MemberLeft,
+    RebalanceCompleted,
+    RebalanceStarted,
+)
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, GroupSnapshot, GroupState, MemberSeen, changes
+
+RUN, OTHER = "0badcafe", "0000beef"
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+AT_WORK = Run(RunFate.IN_PROGRESS, started=True)
+GHOST_SECONDS = 60.0
+
+
+def commit(tp, run=RUN, mark=Mark.RUNNING):
+    """A partition whose last commit is a run's."""
+    return PartitionSnapshot(tp, 70, LiveMark(mark, run), 120)
+
+
+def member(name=RUN, member_id="m-1", partitions=(P0, P1), **kind):
+    """One of the group."""
+    return MemberSeen(member_id, name, tuple(partitions), **kind)
+
+
+def group(*members, state=GroupState.STABLE, commits=(), runs=None):
+    """One look."""
+    return GroupSnapshot(state, members, tuple(commits), {RUN: AT_WORK} if runs is None else runs)
+
+
+AT_FIRST = group(member(), commits=[commit(P0), commit(P1)])
+EMPTY = group(state=GroupState.EMPTY, runs={})
+RELEASED = [commit(P0, mark=Mark.RELEASED), commit(P1, mark=Mark.RELEASED)]
+
+
+def told(*looks, every=5.0):
+    """What each look tells, one look every few seconds."""
+    memory, out = None, []
+    for number, seen in enumerate(looks):
+        events, memory = changes(memory, seen, number * every, GHOST_SECONDS)
+        out.append(events)
+    return out
+
+
+def test_a_look_that_shows_nothing_new_tells_nothing():
+    """Level in, edges out: the same group three times is told at most once."""
+    assert told(AT_FIRST, AT_FIRST, AT_FIRST) == [[], [], []]
+
+
+def test_the_first_look_tells_only_what_someone_must_act_on():
+    """Who left in good order before anybody looked is history; a crash is not."""
+    assert told(group(state=GroupState.EMPTY, commits=RELEASED, runs={})) == [[]]
+    (crash,) = told(group(state=GroupState.EMPTY, commits=[commit(P0)], runs={RUN: Run(RunFate.FAILED)}))
+    assert crash == [MemberLeft(RUN, LeaveReason.CRASHED, (P0,))]
+
+
+def test_a_repeated_look_tells_the_same_again():
+    """A tick whose cursor was not saved is a tick that did not happen."""
+    _, memory = changes(None, AT_FIRST, 0.0, GHOST_SECONDS)
+    left = group(state=GroupState.EMPTY, commits=RELEASED)
+    assert changes(memory, left, 5.0, GHOST_SECONDS) == changes(memory, left, 5.0, GHOST_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("commits", "run", "reason"),
+    [
+        pytest.param(RELEASED, AT_WORK, LeaveReason.GRACEFUL, id="done"),
+        pytest.param(RELEASED, Run(RunFate.CANCELED), LeaveReason.CANCELED, id="canceled"),
+        pytest.param(
+            AT_FIRST.partitions,
+            replace(AT_WORK, fenced=FenceReason.POLL_TIMEOUT.value),
+            LeaveReason.POLL_TIMEOUT,
+            id="poll timeout",
+        ),
+        pytest.param(AT_FIRST.partitions, AT_WORK, LeaveReason.SILENT, id="SIGSTOP"),
+        pytest.param(AT_FIRST.partitions, Run(RunFate.FAILED), LeaveReason.CRASHED, id="SIGKILL"),
+    ],
+)
+def test_each_kind_of_leaving_is_told_once(commits, run, reason):
+    """By its name, with its partitions, and not again while its marks stand."""
+    gone = group(state=GroupState.EMPTY, commits=commits, runs={RUN: run})
+    assert told(AT_FIRST, gone, gone) == [[], [MemberLeft(RUN, reason, (P0, P1)), GroupEmptied()], []]
+
+
+def test_a_static_member_that_ended_is_told_while_the_broker_still_lists_it():
+    """It sends no LeaveGroup; that its session runs out later is nothing new."""
+    static = replace(AT_FIRST, members=(member(is_static=True),))
+    ended = replace(static, partitions=tuple(RELEASED), runs={RUN: Run(RunFate.SUCCEEDED)})
+    gone = replace(ended, state=GroupState.EMPTY, members=())
+    first, silent, _, out = told(static, ended, ended, gone)
+    assert (first, silent) == ([], [MemberLeft(RUN, LeaveReason.STATIC, (P0, P1))])
+    assert out == [MemberLeft(RUN, LeaveReason.GRACEFUL, (P0, P1)), GroupEmptied()]
+
+
+def test_a_static_member_is_who_commits_not_who_joined_first():
+    """On the classic protocol the coordinator goes on showing the first run's client id."""
+    successor = group(member(OTHER, is_static=True), commits=[commit(P0), commit(P1)])
+    assert successor.left == []
+
+
+def test_a_member_that_was_gone_between_two_looks_is_told():
+    """The same run under another member id has left and joined."""
+    back = replace(AT_FIRST, members=(member(member_id="m-2"),))
+    assert told(AT_FIRST, back)[1] == [
+        MemberLeft(RUN, LeaveReason.CAME_BACK, ()),
+        MemberJoined(RUN, (P0, P1)),
+        RebalanceCompleted(1, None),
+    ]
+
+
+def test_a_member_that_was_told_to_be_gone_only_joins_again():
+    """Its departure had a name already."""
+    silent = group(state=GroupState.EMPTY, commits=AT_FIRST.partitions)
+    back = replace(AT_FIRST, members=(member(member_id="m-2"),))
+    assert told(AT_FIRST, silent, back)[2] == [MemberJoined(RUN, (P0, P1)), RebalanceCompleted(1, None)]
+
+
+def test_foreign_members_are_named_as_such():
+    """A Java consumer comes and goes; nobody knows why it went, and no mark of ours is taken for its."""
+    java = member("java-1 at 10.0.0.7", "j-1", (P1,), is_foreign=True)
+    ours = member(partitions=(P0,))
+    both = group(ours, java, commits=[commit(P0)])
+    _, joined, left = told(AT_FIRST, both, AT_FIRST)
+    assert joined == [MemberJoined(java.name, (P1,), is_foreign=True), RebalanceCompleted(2, None)]
+    assert left == [MemberLeft(java.name, LeaveReason.UNKNOWN, ()), RebalanceCompleted(1, None)]
+    assert str(joined[0]) == "foreign member java-1 at 10.0.0.7 joined with orders:1"
+
+
+def test_a_rebalance_that_is_seen_has_a_beginning_an_end_and_a_length():
+    """However many looks it takes, it is told twice."""
+    moving = replace(AT_FIRST, state=GroupState.REBALANCING, members=(member(), member(OTHER, "m-2", ())))
+    done = group(member(partitions=(P0,)), member(OTHER, "m-2", (P1,)), commits=AT_FIRST.partitions)
+    looks = told(AT_FIRST, moving, moving, done, done)
+    assert looks[1] == [MemberJoined(OTHER, ()), RebalanceStarted(2)]
+    assert looks[2:] == [[], [RebalanceCompleted(2, 10.0)], []]
+
+
+def test_a_group_that_is_deleted_is_told():
+    """Empty and dead are two things: the second has no commits."""
+    dead = replace(EMPTY, state=GroupState.DEAD)
+    assert told(AT_FIRST, EMPTY, dead, dead)[1:] == [[GroupEmptied()], [GroupDied()], []]
+
+
+def test_a_run_that_is_no_member_for_long_is_a_ghost_once():
+    """At work in Dagster, unknown to the group: told after a minute, and again only after it was a member."""
+    alone = group(state=GroupState.EMPTY)
+    looks = told(AT_FIRST, *[alone] * 20)
+    ghosts = [(number, event) for number, look in enumerate(looks) for event in look if isinstance(event, GhostFound)]
+    assert ghosts == [(13, GhostFound(RUN, 60.0))]
+
+
+@pytest.mark.parametrize(
+    ("run", "commits"),
+    [
+        pytest.param(Run(RunFate.IN_PROGRESS), (), id="queued, or starting"),
+        pytest.param(AT_WORK, RELEASED, id="released, and about to end"),
+        pytest.param(Run(RunFate.SUCCEEDED), (), id="over"),
+    ],
+)
+def test_who_is_no_ghost(run, commits):
+    """Only a run at work that owes the group its membership is one."""
+    looks = told(*[group(state=GroupState.EMPTY, commits=commits, runs={RUN: run})] * 20)
+    assert not any(isinstance(event, GhostFound) for look in looks for event in look)
+
+
+def test_a_large_group_is_remembered_in_part():
+    """The memory is bounded; who is beyond it is told by the group's numbers."""
+    crowd = [member(f"{n:08x}", f"m-{n}", ()) for n in range(MAX_REMEMBERED + 5)]
+    _, memory = changes(None, group(*crowd, runs={}), 0.0, GHOST_SECONDS)
+    assert len(memory.members) == MAX_REMEMBERED
+
+
+def test_words():
+    """Every event says who, what and how much."""
+    many = tuple(TopicPartition("orders", n) for n in range(50))
+    assert str(MemberJoined(RUN, many)).endswith("orders:4 and 45 more")
+    assert str(MemberLeft(RUN, LeaveReason.CRASHED, ())) == f"run {RUN} crashed; it had no partition"
+    assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.UNKNOWN, (P0,))).startswith("foreign member kcat")
+    assert str(RebalanceStarted(2)) == "a rebalance of 2 members is under way"
+    assert str(RebalanceCompleted(2, 7.4)) == "a rebalance of 2 members is over, it took about 7 s"
+    assert "between two looks" in str(RebalanceCompleted(2, None))
+    assert str(GroupEmptied()) == "the group has no member any more"
+    assert str(GroupDied()) == "the group does not exist any more"
+    assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress and has been no member for 60 s"
