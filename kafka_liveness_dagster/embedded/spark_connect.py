@@ -2,13 +2,18 @@
 
 The token is in the environment of the process and in the state file, never on a command line or in a log. Whatever
 Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in the state folder.
+
+``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``: another
+catalog, packages, memory. They come after ours, so they win.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded.jars import pyspark_folder, resolve
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK
@@ -17,7 +22,6 @@ from kafka_liveness_dagster.embedded.state import empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 CATALOG = "lake"
 _ANOTHER_SPARKS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
@@ -36,6 +40,7 @@ def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], N
     """Write the server's settings.
 
     Raises:
+        InvalidSettingError: there is no such file as ``KAFKA_LIVENESS_SPARK_CONF`` names.
         JarsError, JavaNotFoundError: see `resolve`.
     """
     folder, jars = home / "spark", resolve("spark", home=home, show=show)
@@ -45,7 +50,7 @@ def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], N
     (conf / "log4j2.properties").write_text(_LOGGING)
     settings = _settings(home, port, mark, jars, cores)
     lines = (f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items())
-    (conf / "spark-defaults.conf").write_text("\n".join(lines) + "\n")
+    (conf / "spark-defaults.conf").write_text("\n".join([*lines, _users_settings()]) + "\n")
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
     return Launch((submit, "--class", server, "--name", mark, "spark-internal"), folder, _env(conf, token))
@@ -77,6 +82,18 @@ def _settings(home: Path, port: int, mark: str, jars: Path, cores: int) -> dict[
         f"{catalog}.warehouse": f"{home}/warehouse",
         f"{catalog}.cache-enabled": "false",  # else other sessions' commits are seen up to 30 s late
     }
+
+
+def _users_settings() -> str:
+    """Java reads the last of two lines that set the same."""
+    named = os.environ.get("KAFKA_LIVENESS_SPARK_CONF")
+    try:
+        return Path(named).read_text() if named else ""
+    except OSError as error:
+        raise InvalidSettingError(
+            f"KAFKA_LIVENESS_SPARK_CONF names {named!r}, which cannot be read ({error.strerror}): name a file like "
+            "spark-defaults.conf, or unset it"
+        ) from None
 
 
 def _env(conf: Path, token: str) -> dict[str, str]:

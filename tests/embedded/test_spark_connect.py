@@ -12,7 +12,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from kafka_liveness_dagster.embedded import state
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.embedded import spark_connect, state
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()"]
 
@@ -85,3 +86,18 @@ def test_down_leaves_no_process(told, shared_home, processes_of):
     assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: spark, kafka\n"
     assert processes_of(shared_home) == []
     assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: nothing ran\n"
+
+
+def test_the_users_settings_come_last(tmp_path, monkeypatch):
+    """Spark takes the later of two lines; a file that is not there is an error, not the settings of everybody else."""
+
+    def launch():
+        return spark_connect.launch(tmp_path / "home", 1, "token", "mark", lambda _: None)
+
+    monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
+    with pytest.raises(InvalidSettingError, match="No such file or directory"):
+        launch()
+    (tmp_path / "spark.conf").write_text("spark.driver.memory 3g")
+    launch()
+    lines = (tmp_path / "home" / "spark" / "conf" / "spark-defaults.conf").read_text().splitlines()
+    assert [line for line in lines if "driver.memory" in line] == ["spark.driver.memory 1g", "spark.driver.memory 3g"]
