@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.parts import KafkaAsset
     from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
     from kafka_liveness_dagster.sensors import build_group_sensor
+    from kafka_liveness_dagster.spark.sink import Replacement, Sink
 
 __all__ = [
     "Batch",
@@ -49,6 +50,8 @@ __all__ = [
     "OffsetRange",
     "RebalanceCompleted",
     "RebalanceStarted",
+    "Replacement",
+    "Sink",
     "SparkConnectResource",
     "build_group_sensor",
     "kafka_asset",
@@ -72,6 +75,8 @@ _HOMES = {
     "OffsetRange": "core.offsets",
     "RebalanceCompleted": "core.events",
     "RebalanceStarted": "core.events",
+    "Replacement": "spark.sink",
+    "Sink": "spark.sink",
     "SparkConnectResource": "resources",
     "build_group_sensor": "sensors",
     "kafka_asset": "assets",

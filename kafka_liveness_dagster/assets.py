@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kafka_liveness_dagster.sensors import Hook
+    from kafka_liveness_dagster.spark.sink import Sink
 
 DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python
 
@@ -20,7 +21,8 @@ def kafka_asset(
     *,
     topics: Sequence[str],
     group_id: str,
-    table: str,
+    table: str | None = None,
+    sink: Sink | None = None,
     name: str | None = None,
     max_poll_records: int = DEFAULT_MAX_POLL_RECORDS,
     max_batch_seconds: float | None = None,
@@ -55,6 +57,7 @@ def kafka_asset(
         topics: Kafka topics to subscribe to.
         group_id: the consumer group of the live lane; ``<group_id>.catch-up`` is its second commit log.
         table: Iceberg table ``catalog.namespace.table``; created from the first batch when it is missing.
+        sink: instead of ``table``, a callable of your own that writes each batch: see :class:`Sink`.
         name: of the live asset, the function's unless given; the other definitions are named after it.
         max_poll_records: at most this many offsets in a batch (KIP-41).
         max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op tag

@@ -8,7 +8,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.failpoints import Failpoint, reach
-from kafka_liveness_dagster.metadata import range_metadata, range_table
+from kafka_liveness_dagster.metadata import counted, range_metadata, range_table
 from kafka_liveness_dagster.partitions import key_of, range_of
 from kafka_liveness_dagster.pipeline import Pipeline
 from kafka_liveness_dagster.runs import lane_tags
@@ -71,7 +71,7 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
         context.log.info("%d partitions; still owed of them: %s", len(asked), ", ".join(map(str, owed)) or "nothing")
         tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
         left_out, lost = lane.quarantined, lane.lost
-    context.log.info("%s rows in %d batches written", f"{tally.rows:,}", tally.batches)
+    context.log.info("written in %d batches: %s", tally.batches, counted(tally.rows))
     if left_out:
         outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)

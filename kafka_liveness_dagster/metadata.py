@@ -41,15 +41,16 @@ class Tally:
     """What a run has processed so far."""
 
     batches: int = 0
-    rows: int = 0
+    rows: int | None = 0
+    """None once a sink did not tell how many it wrote."""
     seconds: float = 0.0
     slowest_seconds: float = 0.0
     ranges: list[OffsetRange] = field(default_factory=list)
 
-    def add(self, batch: Batch, rows: int, seconds: float) -> None:
+    def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """Count a committed batch."""
         self.batches += 1
-        self.rows += rows
+        self.rows = None if self.rows is None or rows is None else self.rows + rows
         self.seconds += seconds
         self.slowest_seconds = max(self.slowest_seconds, seconds)
         self.ranges = merged((*self.ranges, *batch.ranges))
@@ -64,7 +65,7 @@ class Tally:
         return {
             "batches": dg.MetadataValue.int(self.batches),
             "offsets": dg.MetadataValue.int(self.offsets),
-            "rows_written": dg.MetadataValue.int(self.rows),
+            **({} if self.rows is None else {"rows_written": dg.MetadataValue.int(self.rows)}),
             "seconds_in_batches": dg.MetadataValue.float(round(self.seconds, 3)),
             "slowest_batch_seconds": dg.MetadataValue.float(round(self.slowest_seconds, 3)),
             "processed": range_table(self.ranges),
@@ -85,6 +86,11 @@ def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
         dg.TableRecord({"partition": str(r.topic_partition), "offsets": str(r.span), "size": r.size}) for r in ranges
     ]
     return dg.MetadataValue.table(records, schema=_COLUMNS)
+
+
+def counted(rows: int | None) -> str:
+    """A number of rows in words, for a sink that does not tell it too."""
+    return "rows not counted" if rows is None else f"{rows:,} rows"
 
 
 def told(left: Iterable[MemberLeft]) -> str:

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes import run_catch_up, run_live
 from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, lane_tags
 from kafka_liveness_dagster.sensors import Hook, build_group_sensor
+from kafka_liveness_dagster.spark.sink import Sink, name_of
 
 _TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
 
@@ -32,7 +33,8 @@ class KafkaAsset:
     name: str
     topics: tuple[str, ...]
     group_id: str
-    table: str
+    table: str | None
+    sink: Sink | None
     max_poll_records: int
     max_batch_seconds: float | None
     enable_parallel_rebalance: bool
@@ -60,8 +62,7 @@ class KafkaAsset:
         check_group_id(self.group_id)
         if not self.topics:
             raise InvalidSettingError(f"asset {self.name} consumes no topic: name at least one in topics=[…]")
-        if not _TABLE.fullmatch(self.table):
-            raise InvalidSettingError(f"table {self.table!r} must be catalog.namespace.table, like lake.shop.orders")
+        self._check_target()
         for name in ("max_poll_records", "max_live_runs", "min_crash_lag"):
             if getattr(self, name) < 1:
                 raise InvalidSettingError(f"{name} of asset {self.name} is {getattr(self, name)}: wanted at least 1")
@@ -148,11 +149,27 @@ class KafkaAsset:
         """Markdown, beside the partitions: what they are, and what to click."""
         return (
             f"Offset ranges that the live lane of {self.name} jumped over after a crash, as topic:partition:start-end "
-            f"without the end offset. What is missing here is missing in {self.table}.\n\n"
+            f"without the end offset. What is missing here is missing in {self.target}.\n\n"
             "- **To process them:** *Materialize…*, *Missing*, *Launch*; in any order, while new data goes on.\n"
             "- **Why one is missing:** its event in the *Events* tab.\n"
             f"- **Who adds partitions:** the sensor `{self.name}_group`, nobody else."
         )
+
+    @property
+    def target(self) -> str:
+        """Where the rows go: the table's name, or the sink's."""
+        return self.table or name_of(self.sink)
+
+    def _check_target(self) -> None:
+        if (self.table is None) == (self.sink is None):
+            raise InvalidSettingError(
+                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
+                "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
+            )
+        if self.table is not None and not _TABLE.fullmatch(self.table):
+            raise InvalidSettingError(f"table {self.table!r} must be catalog.namespace.table, like lake.shop.orders")
+        if self.sink is not None and not callable(self.sink):
+            raise InvalidSettingError(f"sink {self.sink!r} must be callable: docs/sinks.md has examples")
 
     @property
     def _topics(self) -> list[dg.AssetSpec]:
@@ -171,9 +188,9 @@ class KafkaAsset:
         return {
             "deps": self._topic_keys,
             "group_name": self.group_name,
-            "kinds": {"kafka", "spark", "iceberg"},
+            "kinds": {"kafka", "spark", *(["iceberg"] if self.table else [])},
             "required_resource_keys": {self.kafka_resource_key, self.spark_resource_key},
-            "metadata": {"group": self.group_id, "table": self.table, **budget},
+            "metadata": {"group": self.group_id, "table" if self.table else "sink": self.target, **budget},
         }
 
     def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
 from kafka_liveness_dagster.failpoints import Failpoint, reach
-from kafka_liveness_dagster.metadata import Tally
+from kafka_liveness_dagster.metadata import Tally, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.parts import KafkaAsset
     from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
     from kafka_liveness_dagster.spark.iceberg import Written
+    from kafka_liveness_dagster.spark.sink import Sink
 
 
 class Lane(Protocol):
@@ -43,11 +44,12 @@ class Lane(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Kafka, a transform and a table.
+    """Kafka, a transform, and a table or a sink of the user's own.
 
     Attributes:
         transform: from a DataFrame of exactly one batch to the rows to keep; none, one or many an offset.
-        table: ``catalog.namespace.table`` of the Iceberg table.
+        table: ``catalog.namespace.table`` of the Iceberg table; empty where there is a sink.
+        sink: what is called with each batch instead.
         max_poll_records: at most so many offsets in a batch.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
@@ -57,6 +59,7 @@ class Pipeline:
     spark: SparkConnectResource
     transform: Callable[[DataFrame], DataFrame]
     table: str
+    sink: Sink | None
     max_poll_records: int
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
@@ -65,7 +68,8 @@ class Pipeline:
     def of(cls, asset: KafkaAsset, context: dg.AssetExecutionContext) -> Pipeline:
         """The asset's pipeline with the resources of this run."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
-        return cls(kafka, spark, asset.transform, asset.table, asset.max_poll_records, asset.liveness, asset.on_poison)
+        to = (asset.table or "", asset.sink)
+        return cls(kafka, spark, asset.transform, *to, asset.max_poll_records, asset.liveness, asset.on_poison)
 
     def run(
         self,
@@ -118,7 +122,7 @@ class Pipeline:
         lane.commit(batch)
         reach(Failpoint.AFTER_OFFSET_COMMIT)
         tally.add(batch, written.rows, time.monotonic() - started)
-        log.info("committed %s: %s rows in %.2f s", batch, f"{written.rows:,}", time.monotonic() - started)
+        log.info("committed %s: %s in %.2f s", batch, counted(written.rows), time.monotonic() - started)
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""
@@ -131,6 +135,7 @@ class Pipeline:
     def _write(self, batch: Batch, lane: Lane, under_way: _UnderWay) -> Written:
         from kafka_liveness_dagster.spark.iceberg import write  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.sink import replace  # noqa: PLC0415
         from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415
 
         session, options = self.spark.session(), self.kafka.settings().spark()
@@ -151,7 +156,10 @@ class Pipeline:
 
             def may_replace() -> None:
                 lane.confirm(batch)
+                job.check()
 
+            if self.sink is not None:
+                return replace(self.sink, batch.ranges, frame, may_go_on=may_replace)
             return write(session, self.table, batch.ranges, frame, may_go_on=may_go_on, may_replace=may_replace)
 
 

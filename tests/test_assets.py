@@ -45,6 +45,9 @@ def test_runs_of_the_jobs_are_one_process():
         ({"group_id": ""}, "must not be empty"),
         ({"group_id": "etl.catch-up"}, "second commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
+        ({"table": None}, "neither of table and sink"),
+        ({"sink": print}, "both of table and sink"),
+        ({"table": None, "sink": "lake.shop.orders"}, "must be callable"),
         ({"max_poll_records": 0}, "wanted at least 1"),
         ({"max_live_runs": 0}, "wanted at least 1"),
         ({"min_crash_lag": 0}, "wanted at least 1"),
@@ -54,6 +57,33 @@ def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, sa
     """Before anything runs: the code location does not load, and says why."""
     with pytest.raises(InvalidSettingError, match=says):
         make(**settings)
+
+
+def test_the_assets_say_where_the_rows_go():
+    """A table by its name, and kind Iceberg; a sink by the name of its class or of the function that made it."""
+
+    def made():
+        return lambda _: None
+
+    class Sink:
+        """A sink with settings."""
+
+        def __call__(self, _):
+            pass
+
+    told = {}
+    for settings in ({}, {"table": None, "sink": made()}, {"table": None, "sink": Sink()}):
+        asset = make(**settings)
+        live = asset.live
+        dg.Definitions.validate_loadable(dg.Definitions.merge(asset.definitions, RESOURCES))
+        assert f"To drain them into {asset.target}:" in asset.crash_lag.descriptions_by_key[asset.crash_lag.key]
+        told[asset.target] = (live.metadata_by_key[live.key], "iceberg" in live.specs_by_key[live.key].kinds)
+    here = test_the_assets_say_where_the_rows_go.__name__
+    assert told == {
+        "lake.shop.orders": ({"group": "orders-etl", "table": "lake.shop.orders"}, True),
+        here: ({"group": "orders-etl", "sink": here}, False),
+        "Sink": ({"group": "orders-etl", "sink": "Sink"}, False),
+    }
 
 
 @pytest.mark.parametrize(

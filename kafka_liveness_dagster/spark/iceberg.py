@@ -19,6 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, WriteConflictError
+from kafka_liveness_dagster.spark.inside import OUTSIDE as _OUTSIDE
+from kafka_liveness_dagster.spark.inside import inside
 from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
 from kafka_liveness_dagster.spark.table import IcebergTable, check_key
 
@@ -38,7 +40,6 @@ _CONFLICTS = (
     "CommitFailedException",  # lost every race for the table's metadata pointer
 )
 _CATALOG = "UncheckedSQLException"  # its database is held by others, or two made the same namespace at once
-_OUTSIDE = "kafka-liveness: outside of the batch: "
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,14 @@ class Written:
     """A batch that is in the table, once.
 
     Attributes:
-        rows: how many rows the transform gave.
+        rows: how many rows the transform gave; None when the sink does not tell.
         snapshot_id: a snapshot that holds them: this commit's, or a later one when another writer was quick.
         seconds: from the snapshot look-up to the commit, all attempts.
         attempts: 1, or more when others wrote to the same offsets or files.
         rewritten: whether the ranges cut through files, whose other rows were then written again.
     """
 
-    rows: int
+    rows: int | None
     snapshot_id: int | None
     seconds: float
     attempts: int
@@ -132,7 +133,7 @@ def _attempt(
     else:
         frame = table.fit(session, frame, columns)
     counted = Observation()
-    frame = _inside(frame, ranges).observe(counted, F.count(F.lit(1)).alias("rows"))
+    frame = inside(frame, ranges).observe(counted, F.count(F.lit(1)).alias("rows"))
     replaced = merged(ranges)
     may_go_on()
     if rewrite and snapshot_id is not None:
@@ -144,14 +145,6 @@ def _attempt(
     _overwrite(frame, table, snapshot_id, replaced, ranges)
     reach(Failpoint.AFTER_TABLE_COMMIT)
     return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
-
-
-def _inside(frame: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
-    """The frame, failing at a row that no replay of the batch would ever replace."""
-    where = "concat_ws(':', `topic`, `partition`, `offset`)"
-    return frame.where(
-        f"CASE WHEN {condition(ranges)} THEN true ELSE CAST(raise_error(concat('{_OUTSIDE}', {where})) AS boolean) END"
-    )
 
 
 def _overwrite(

@@ -1,0 +1,121 @@
+"""What must a sink of your own do? Hold exactly these rows of these offsets, whatever it held of them before.
+
+The built-in sink is ``iceberg.write``. This module is the seam for any other, and ``docs/sinks.md`` has two of them.
+Knows no storage, and imports nothing of Spark before a batch is written.
+
+>>> from kafka_liveness_dagster.core.offsets import OffsetRange
+>>> Replacement(None, (OffsetRange("orders", 3, 70, 120),), lambda: None).condition
+"(`topic` = 'orders' AND `partition` = 3 AND `offset` >= 70 AND `offset` < 120)"
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kafka_liveness_dagster.spark.ranges import condition, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.spark.iceberg import Written
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One batch on its way into a sink: these rows instead of all that the sink holds of these ranges.
+
+    Attributes:
+        rows: what the transform made of the batch: topic, partition, offset and whatever else; none, one or many rows
+            an offset. Spark computes them when they are used, and again with every use. A row outside of the ranges
+            fails the job that comes upon it. The session is ``rows.sparkSession``.
+        ranges: the offsets of the batch, half-open, at least one range; several partitions and topics are possible.
+        may_go_on: raises when this process may not write any more: it is fenced, or Spark was cancelled. Call it
+            before every step that others can see, the one that commits above all, and before each new attempt.
+    """
+
+    rows: DataFrame
+    ranges: tuple[OffsetRange, ...]
+    may_go_on: Callable[[], None]
+
+    @property
+    def condition(self) -> str:
+        """The rows of the ranges, as an SQL condition on topic, partition and offset."""
+        return condition(self.ranges)
+
+
+class Sink(Protocol):
+    """Anything that can be called with a :class:`Replacement`; ``kafka_asset(sink=...)``.
+
+    Called once for each attempt at a batch, in the thread of the run; offsets are committed after it returned. A batch
+    whose offsets were not committed comes again: the same offsets, though not in the same batches.
+
+    1. When it returns, the sink holds exactly ``rows`` of the offsets in ``ranges``: also where that is no row, and
+       whatever it held before, from batches with other boundaries too.
+    2. Rows of other offsets stay as they are.
+    3. When it raises, or the process dies in it, readers find the former state, or the new one, or one that is mended
+       when the ranges are written again. Any exception ends the run, and the next run begins with the same offsets.
+    4. It comes to an end when ``may_go_on`` raises, and lets that exception pass.
+    5. Two processes may call it at once: with disjoint ranges, as the two lanes do; and, since Spark goes on with what
+       a dead client began, with the same ones. Say what yours guarantees then.
+
+    Use Spark in the thread you are called in: what other threads begin is not cancelled at the deadline.
+    """
+
+    def __call__(self, replacement: Replacement, /) -> int | None:
+        """Replace; give the number of rows when it is known, for people to see."""
+
+
+def replace(
+    sink: Sink,
+    ranges: Sequence[OffsetRange],
+    make_frame: Callable[[], DataFrame],
+    *,
+    may_go_on: Callable[[], None] = lambda: None,
+) -> Written:
+    """Have a sink hold exactly these rows for these ranges.
+
+    Args:
+        sink: who writes.
+        ranges: the offsets the rows come from.
+        make_frame: gives the rows.
+        may_go_on: raises when this process may not write any more.
+
+    Raises:
+        TableSchemaError: the rows lack topic, partition and offset; the sink was not called.
+        RowsOutsideBatchError: a row's offset is in none of the ranges.
+        Exception: whatever the sink raised.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - a sink is declared where Spark may be absent
+
+    from kafka_liveness_dagster.failpoints import Failpoint, reach  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.iceberg import Written  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.inside import inside, stray  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table import check_key  # noqa: PLC0415
+
+    started = time.monotonic()
+    may_go_on()
+    frame = make_frame()
+    check_key(frame.schema, f"the rows for {name_of(sink)}")
+    may_go_on()
+    try:
+        rows = sink(Replacement(inside(frame, ranges), tuple(ranges), may_go_on))
+    except PySparkException as error:
+        if row := stray(str(error)):
+            raise RowsOutsideBatchError(
+                f"the transform gave a row of {row}, which is not in the batch {names(ranges)} for {name_of(sink)}: "
+                "keep topic, partition and offset as they are in the batch"
+            ) from None
+        raise
+    reach(Failpoint.AFTER_TABLE_COMMIT)
+    return Written(rows, None, time.monotonic() - started, attempts=1, rewritten=False)
+
+
+def name_of(sink: Any) -> str:
+    """What people call the sink: its class, its function, or the function that made it."""
+    return str(getattr(sink, "__qualname__", type(sink).__name__)).partition(".<locals>")[0]
