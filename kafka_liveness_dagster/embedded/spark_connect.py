@@ -4,7 +4,8 @@ The token is in the environment of the process and in the state file, never on a
 Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in the state folder.
 
 ``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``: another
-catalog, packages, memory. They come after ours, so they win.
+catalog, packages, memory. They come after ours, so they win; all but a few by which the server is reached and found
+again. Options for its Java go into ``spark.driver.defaultJavaOptions``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CATALOG = "lake"
+_OURS = (
+    "spark.connect.grpc.binding.address",
+    "spark.connect.grpc.binding.port",
+    "spark.driver.extraClassPath",
+    "spark.driver.extraJavaOptions",  # with the mark by which the process is told from others
+)
 _ANOTHER_SPARKS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
 _LOGGING = """\
 rootLogger.level = warn
@@ -49,8 +56,9 @@ def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], N
     empty(folder / "local")
     (conf / "log4j2.properties").write_text(_LOGGING)
     settings = _settings(home, port, mark, jars, cores)
-    lines = (f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items())
-    (conf / "spark-defaults.conf").write_text("\n".join([*lines, _users_settings()]) + "\n")
+    lines = {name: f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items()}
+    every = [*lines.values(), _users_settings(), *(lines[name] for name in _OURS)]
+    (conf / "spark-defaults.conf").write_text("\n".join(every) + "\n")
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
     return Launch((submit, "--class", server, "--name", mark, "spark-internal"), folder, _env(conf, token))

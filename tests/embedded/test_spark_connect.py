@@ -89,7 +89,7 @@ def test_down_leaves_no_process(told, shared_home, processes_of):
 
 
 def test_the_users_settings_come_last(tmp_path, monkeypatch):
-    """Spark takes the later of two lines; a file that is not there is an error, not the settings of everybody else."""
+    """Spark takes the later of two lines, and finds its own way back; a file that is not there is an error."""
 
     def launch():
         return spark_connect.launch(tmp_path / "home", 1, "token", "mark", lambda _: None)
@@ -97,7 +97,8 @@ def test_the_users_settings_come_last(tmp_path, monkeypatch):
     monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
     with pytest.raises(InvalidSettingError, match="No such file or directory"):
         launch()
-    (tmp_path / "spark.conf").write_text("spark.driver.memory 3g")
+    (tmp_path / "spark.conf").write_text("spark.driver.memory 3g\nspark.driver.extraJavaOptions -Xint")
     launch()
     lines = (tmp_path / "home" / "spark" / "conf" / "spark-defaults.conf").read_text().splitlines()
     assert [line for line in lines if "driver.memory" in line] == ["spark.driver.memory 1g", "spark.driver.memory 3g"]
+    assert ["mark" in line for line in lines if "extraJavaOptions" in line] == [True, False, True]

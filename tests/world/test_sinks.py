@@ -45,7 +45,11 @@ def delta_remote(services, tmp_path_factory):
     from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
 
     home, settings = tmp_path_factory.mktemp("delta") / "home", tmp_path_factory.mktemp("settings") / "spark.conf"
-    kept = {"spark.jars.ivy": str(JARS / "delta-ivy"), "spark.databricks.delta.snapshotPartitions": "2"}
+    kept = {
+        "spark.jars.ivy": str(JARS / "delta-ivy"),
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",  # a server of a minute: less compiling
+    }
     if mirror := os.environ.get("KAFKA_LIVENESS_IVY_SETTINGS"):
         kept["spark.jars.ivySettings"] = mirror
     settings.write_text("\n".join([*blocks("properties"), *(f"{name} {value}" for name, value in kept.items())]))
