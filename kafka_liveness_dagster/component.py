@@ -48,7 +48,8 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
 
     topics: str | Sequence[str] = _setting("topics")
     group_id: str = _setting("group_id")
-    table: str = _setting("table")
+    table: str | None = _setting("table")
+    sink: Annotated[Callable[..., Any], dg.Resolver(function, model_field_type=str)] | None = _setting("sink")
     sql: str | None = Field(
         default=None,
         description="The transform as a SELECT over `batch`, whose columns are key, value, topic, partition, offset, "

@@ -105,7 +105,9 @@ def test_no_setting_is_forgotten():
     """
     fields = kl.KafkaAssetComponent.model_fields
     asked = {name: one for name, one in signature(kl.kafka_asset).parameters.items() if name not in CODE}
-    types = typing.get_type_hints(kl.kafka_asset, localns={"Sequence": Sequence, "Callable": Callable, "Hook": object})
+    seen = {"Sequence": Sequence, "Callable": Callable, "Hook": object, "Sink": Callable[..., typing.Any]}
+    types = typing.get_type_hints(kl.kafka_asset, localns=seen)
+    told = typing.get_type_hints(kl.KafkaAssetComponent)
     assert set(fields) ^ set(asked) == {"sql", "transform", "kafka", "spark"}
     for name, parameter in asked.items():
         field = fields[name]
@@ -113,7 +115,7 @@ def test_no_setting_is_forgotten():
         assert field.is_required() == (parameter.default is Parameter.empty), name
         assert field.is_required() or field.default == parameter.default, name
         wanted = types[name] if name != "topics" else str | types[name]  # one topic needs no list in YAML
-        assert field.annotation == wanted, name
+        assert told[name] == wanted, name
 
 
 def test_every_setting_arrives(project, monkeypatch):
@@ -135,7 +137,7 @@ def test_every_setting_arrives(project, monkeypatch):
     monkeypatch.setattr("kafka_liveness_dagster.component.kafka_asset", listen)
     write(project, **told, **EMBEDDED)
     load(project)
-    wanted = {**ORDERS, **told, "sensor_status": dg.DefaultSensorStatus.RUNNING}
+    wanted = {**ORDERS, **told, "sink": None, "sensor_status": dg.DefaultSensorStatus.RUNNING}
     assert heard == {name: value for name, value in wanted.items() if name != "sql"}
     assert set(heard) == set(signature(kl.kafka_asset).parameters) - CODE, "a new setting is not told here yet"
 
@@ -174,6 +176,14 @@ def test_a_function_beside_the_yaml_is_found(project):
     component, defs = load(project)
     assert component.transform("batch") == "batch"
     assert defs.resolve_assets_def("orders").specs_by_key[dg.AssetKey("orders")].description == "Rows as they are."
+
+
+def test_a_sink_beside_the_yaml_is_found(project):
+    """Instead of a table: the asset says where its rows go."""
+    here = write(project, table=None, sink=".rows:keep", **EMBEDDED)
+    (here / "rows.py").write_text("def keep(replacement):\n    return None\n")
+    _, defs = load(project)
+    assert defs.resolve_assets_def("orders").metadata_by_key[dg.AssetKey("orders")]["sink"] == "keep"
 
 
 def test_what_a_function_lacks_is_told_as_it_is(project):
