@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _bootstrap_servers = click.option(
     "--bootstrap-servers", default="embedded", show_default=True, help="The Kafka the group is at, host:port."
 )
+_command_config = click.option(
+    "--command-config",
+    type=click.File(encoding="utf-8"),
+    help="File of `name=value` lines: librdkafka's security settings, like sasl.mechanism=PLAIN.",
+)
 _EVERY = click.FloatRange(min=0.2)
 
 
@@ -23,9 +28,18 @@ _EVERY = click.FloatRange(min=0.2)
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @_bootstrap_servers
+@_command_config
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", type=_EVERY, is_flag=False, flag_value=2.0, help="Look every 2 (or so many) s until Ctrl-C.")
-def status(group: str, *, topics: tuple[str, ...], bootstrap_servers: str, as_json: bool, watch: float | None) -> None:
+def status(
+    group: str,
+    *,
+    topics: tuple[str, ...],
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    as_json: bool,
+    watch: float | None,
+) -> None:
     """Show both commit logs of consumer group GROUP, what it owes, its lag and its members.
 
     "both lanes" is KIP-333's committed(): every offset before it is processed, in whichever lane. "done above" is
@@ -47,7 +61,7 @@ def status(group: str, *, topics: tuple[str, ...], bootstrap_servers: str, as_js
 
     if as_json and watch is not None:
         raise click.UsageError("--json prints one object, --watch never ends: choose one")
-    cluster = Cluster(_reached(bootstrap_servers))
+    cluster = Cluster(_reached(bootstrap_servers, command_config))
     if watch is not None:
         with contextlib.suppress(KeyboardInterrupt):
             group_status.watch(cluster, group, topics, watch)
@@ -65,9 +79,17 @@ def status(group: str, *, topics: tuple[str, ...], bootstrap_servers: str, as_js
 @click.option("--reason", required=True, help="Why nobody will process them; kept in Dagster.")
 @click.option("--asset", help="The crash lag asset, like orders_crash_lag, when Dagster knows several or none.")
 @_bootstrap_servers
+@_command_config
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forgive(
-    group: str, *, ranges: tuple[str, ...], reason: str, asset: str | None, bootstrap_servers: str, yes: bool
+    group: str,
+    *,
+    ranges: tuple[str, ...],
+    reason: str,
+    asset: str | None,
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    yes: bool,
 ) -> None:
     """Close owed ranges of consumer group GROUP by hand: they count as done, though nobody processed them.
 
@@ -84,7 +106,7 @@ def forgive(
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
-    kafka = _reached(bootstrap_servers)
+    kafka = _reached(bootstrap_servers, command_config)
     asked = by_hand.examine(kafka, group, ranges, reason)
     audit = by_hand.Audit.of(group, asset)
     for line in asked.told():
@@ -96,13 +118,13 @@ def forgive(
     click.echo(f"{asked.size:,} offsets forgiven")
 
 
-def _reached(bootstrap_servers: str) -> KafkaSettings:
+def _reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
     """The Kafka named; the embedded one is looked at where it runs, and not started for it."""
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.kafka.config import KafkaSettings  # noqa: PLC0415
 
     if bootstrap_servers != "embedded":
-        return KafkaSettings(bootstrap_servers)
+        return KafkaSettings.of_properties(bootstrap_servers, command_config or ())
     found = services.running()
     if found is None or not found.bootstrap_servers:
         raise InvalidSettingError(

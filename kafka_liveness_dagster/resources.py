@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive
 from kafka_liveness_dagster.runs import Context, budget_of, link_of
+from kafka_liveness_dagster.secured import SecuredKafkaResource, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +35,8 @@ with suppress(PackageNotFoundError):  # a folder that was copied, not installed,
     )
 
 
-class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class KafkaLivenessResource(SecuredKafkaResource):
     """A Kafka cluster, and consumers on it whose poll interval is their run's budget."""
-
-    model_config = ConfigDict(extra="forbid")  # a misspelt address would quietly be the embedded broker's
 
     bootstrap_servers: str = Field(
         default=EMBEDDED,
@@ -61,7 +60,7 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         description="The run budget of a batch when nothing else says it: KIP-62's 5 min for max.poll.interval.ms.",
     )
     extra: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Further librdkafka settings, such as security. Never shown."
+        default_factory=dict, repr=False, description="Further librdkafka settings; none that has a field of its own."
     )
 
     def consumer(
@@ -175,12 +174,15 @@ class KafkaLivenessResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The addresses and security settings; starts the embedded broker when it is the one meant."""
         from kafka_liveness_dagster.kafka.config import KafkaSettings  # noqa: PLC0415 - stays lazy
 
-        servers = self.bootstrap_servers
+        servers = resolved(self.bootstrap_servers)
+        security = self.security()
         if servers == EMBEDDED:
             from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
+            if security.client():
+                raise InvalidSettingError("the embedded broker knows no security: name yours with bootstrap_servers")
             servers = services.ensure(which=("kafka",)).bootstrap_servers
-        return KafkaSettings(servers, self.extra)
+        return KafkaSettings(servers, self.extra, security)
 
 
 class SparkConnectResource(dg.ConfigurableResource):  # type: ignore[type-arg]

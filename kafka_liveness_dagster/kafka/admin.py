@@ -20,11 +20,15 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.resume import PartitionFacts
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, GroupTimeouts
-from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, TopicNotFoundError, named
+from kafka_liveness_dagster.kafka.errors import Heard, KafkaRefusedError, TopicNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from confluent_kafka import KafkaError
+
+    from kafka_liveness_dagster.core.errors import KafkaLivenessError
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 REQUEST_SECONDS = 5.0
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
@@ -68,28 +72,22 @@ def logger_of(config: Mapping[str, Any]) -> logging.Logger | None:
     return None if "debug" in config else quiet_log
 
 
-_Items = tuple[tuple[str, str], ...]
-
-
-def _items(settings: KafkaSettings) -> _Items:
-    return tuple(sorted(settings.extra.items()))
-
-
 @functools.lru_cache(maxsize=16)
-def _client(bootstrap_servers: str, extra: _Items) -> AdminClient:
+def _client(settings: KafkaSettings) -> tuple[AdminClient, Heard]:
     """One connection per cluster and process: making and closing one costs more than the questions asked."""
-    config = KafkaSettings(bootstrap_servers, dict(extra)).client("kafka-liveness/admin")
-    return AdminClient(config, logger=logger_of(config))
+    heard = Heard(settings)
+    config = {**settings.client("kafka-liveness/admin"), "error_cb": heard}
+    return AdminClient(config, logger=logger_of(config)), heard
 
 
 @functools.lru_cache(maxsize=32)
-def _reader(group_id: str, bootstrap_servers: str, extra: _Items) -> Consumer:
+def _reader(group_id: str, settings: KafkaSettings) -> Consumer:
     """A consumer that never subscribes, to read a group's commits with.
 
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
     answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
-    config = KafkaSettings(bootstrap_servers, dict(extra)).committer(group_id, "kafka-liveness/reader")
+    config = settings.committer(group_id, "kafka-liveness/reader")
     return Consumer(config, logger=logger_of(config))
 
 
@@ -103,7 +101,7 @@ class Cluster:
         self.settings = settings
         self._met: set[TopicPartition] = set()
         try:
-            self._admin = _client(settings.bootstrap_servers, _items(settings))
+            self._admin, self._heard = _client(settings)
         except KafkaException as error:
             raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
 
@@ -162,14 +160,13 @@ class Cluster:
 
     def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:
         """The committed offsets of a group for those of the partitions that have one."""
-        reader = _reader(group_id, self.settings.bootstrap_servers, _items(self.settings))
+        reader = _reader(group_id, self.settings)
         try:
             found = reader.committed([KafkaTopicPartition(*tp) for tp in partitions], timeout=REQUEST_SECONDS)
         except KafkaException as error:
-            doing = f"reading the committed offsets of group {group_id}"
-            raise named(error, doing, self.settings.bootstrap_servers) from error
+            raise self._refused(error, f"reading the committed offsets of group {group_id}") from error
         if refused := next((tp.error for tp in found if tp.error is not None), None):
-            raise named(refused, f"reading the committed offsets of {group_id}", self.settings.bootstrap_servers)
+            raise self._refused(refused, f"reading the committed offsets of group {group_id}")
         return {
             TopicPartition(tp.topic, tp.partition): Commit(tp.offset, tp.metadata or "")
             for tp in found
@@ -212,7 +209,7 @@ class Cluster:
         try:
             return self._admin.list_topics(timeout=REQUEST_SECONDS)
         except KafkaException as error:
-            raise named(error, "asking for its topics", self.settings.bootstrap_servers) from error
+            raise self._refused(error, "asking for its topics") from error
 
     def _offsets(self, partitions: list[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         if not partitions:
@@ -231,7 +228,11 @@ class Cluster:
         try:
             return future.result()
         except KafkaException as error:
-            raise named(error, doing, self.settings.bootstrap_servers) from error
+            raise self._refused(error, doing) from error
+
+    def _refused(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
+        self._admin.poll(0)  # serves what the client has to say
+        return self._heard.named(error, doing)
 
 
 def _facts(first: Commit | None, second: Commit | None, log_start: int, log_end: int) -> PartitionFacts:

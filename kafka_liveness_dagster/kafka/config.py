@@ -12,9 +12,10 @@ from kafka_liveness_dagster.core.commit_log import check_group_id
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.core.timeouts import check_request_timeout
+from kafka_liveness_dagster.kafka.security import NAMES, Security, instead_of, is_about_security
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from kafka_liveness_dagster.core.timeouts import Timeouts
 
@@ -45,7 +46,8 @@ class KafkaSettings:
 
     Attributes:
         bootstrap_servers: ``host:port,host:port``.
-        extra: further librdkafka settings, security above all; never shown.
+        extra: further librdkafka settings.
+        security: who is trusted; Spark is told the same.
 
     Raises:
         InvalidSettingError: an extra setting would break a promise of this package.
@@ -53,18 +55,33 @@ class KafkaSettings:
 
     bootstrap_servers: str
     extra: Mapping[str, str] = field(default_factory=dict, repr=False)
+    security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
         for name, value in self.extra.items():
             if name == "enable.auto.commit" and str(value).lower() == "false":
                 continue
+            if is_about_security(name):  # without its value, which may be a secret
+                raise InvalidSettingError(f"extra setting {name} is refused: {instead_of(name)}")
             if name in _REFUSED:
                 raise InvalidSettingError(f"extra setting {name}={value} is refused: {_REFUSED[name]}")
+
+    @classmethod
+    def of_properties(cls, bootstrap_servers: str, lines: Iterable[str]) -> KafkaSettings:
+        """Settings from ``name=value`` lines, as commands take them; ``#`` begins a comment line."""
+        told = (line.strip().partition("=") for line in lines if line.strip() and not line.lstrip().startswith("#"))
+        extra = {name.strip(): value.strip() for name, _, value in told}
+        secure = {name: extra.pop(dotted) for name in NAMES if (dotted := name.replace("_", ".")) in extra}
+        return cls(bootstrap_servers, extra, Security(**secure))
+
+    def __hash__(self) -> int:
+        return hash((self.bootstrap_servers, self.security))
 
     def client(self, client_id: str) -> dict[str, Any]:
         """Settings of any client of this cluster."""
         return {
             **self.extra,
+            **self.security.client(),
             "bootstrap.servers": self.bootstrap_servers,
             "client.id": client_id,
             "log.connection.close": False,
@@ -117,7 +134,7 @@ class KafkaSettings:
 
     def spark(self) -> dict[str, str]:
         """Options of Spark's Kafka source for the same cluster."""
-        return {"kafka.bootstrap.servers": self.bootstrap_servers}
+        return {"kafka.bootstrap.servers": self.bootstrap_servers, **self.security.spark()}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -10,6 +11,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.heartbeat import FenceReason
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _NO_LONGER_A_MEMBER = {
     KafkaError.UNKNOWN_MEMBER_ID,
@@ -46,6 +48,10 @@ class TopicNotFoundError(KafkaLivenessError):
 
 class KafkaRefusedError(KafkaLivenessError):
     """The broker or the client library refused a request for good."""
+
+
+class AccessRefusedError(KafkaLivenessError):
+    """The broker did not accept the credentials, or this client not the broker's certificate."""
 
 
 class CommitRefusedError(KafkaLivenessError):
@@ -127,3 +133,52 @@ def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str
             "a coordinator is moving, which passes by itself unless a broker is down for good"
         )
     return KafkaRefusedError(f"Kafka refused while {doing} ({cause.name()}): {cause.str()}")
+
+
+class Heard:
+    """What a client says beside its answers: librdkafka tells of a refused login there alone, and tries for ever.
+
+    Args:
+        settings: of the client whose ``error_cb`` this is.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Caller: the client's ``poll``, for each error since the last. Affects: which error explains the next one."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - follows the one that says why
+            self._last = error
+
+    def named(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
+        """The error as one of ours; when no broker answered because of a refusal, as that refusal."""
+        cause: Any = error.args[0] if isinstance(error, KafkaException) else error
+        if cause.code() in _UNREACHABLE and self._last is not None:
+            why = _WHERE_AND_WHEN.sub("", self._last.str())
+            if self._last.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001
+                return AccessRefusedError(f"{self._refused_login()} while {doing}: {why}. {_CHECK_LOGIN}")
+            if self._last.code() == KafkaError._SSL or "SSL routines" in why:  # noqa: SLF001
+                remedy = _CHECK_CA if "certificate verify failed" in why else _CHECK_CERTIFICATE
+                servers = self._settings.bootstrap_servers
+                return AccessRefusedError(f"no TLS with the broker at {servers} while {doing}: {why}. {remedy}")
+        return named(error, doing, self._settings.bootstrap_servers)
+
+    def _refused_login(self) -> str:
+        how = self._settings.security
+        return (
+            f"the broker at {self._settings.bootstrap_servers} refused user {how.sasl_username!r} "
+            f"({how.security_protocol}, {how.sasl_mechanism})"
+        )
+
+
+_WHERE_AND_WHEN = re.compile(r"^\S+://\S+: |\s*\(after [^)]*\)$")
+_CHECK_LOGIN = "Check sasl_username and sasl_password, and that the broker knows this user for this mechanism"
+_CHECK_CA = (
+    "Set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, and connect by a host "
+    "name that is in the certificate"
+)
+_CHECK_CERTIFICATE = (
+    "Check security_protocol and, when the listener asks for a client's certificate, ssl_certificate_location and "
+    "ssl_key_location"
+)

@@ -28,6 +28,9 @@ _opened: list[SparkSession] = []
 """Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for threads
 it shares with all sessions; when the garbage collector does that inside another session's gRPC call, both wait for
 ever (seen with 4.1.3). So none is ever collected."""
+_IN_PLANS = r"""(?:LoginModule required|PRIVATE KEY-----|ssl\.key\.password"\s*value:)[^\n]*"""
+"""Spark Connect shows the options of a read in its UI and its event log, as text: a line of it each."""
+_REDACTED = "spark.sql.redaction.string.regex"
 _SECRET = re.compile(r"(?<=;)([^;=]*(?:token|secret|password)[^;=]*)=[^;]*", re.IGNORECASE)
 
 
@@ -53,6 +56,7 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) ->
         session.client.close()
         raise SparkUnreachableError(_unreachable(remote, refused, timeout_seconds))
     session.client.set_retry_policies([_WHILE_WORKING])
+    _hide_secrets(session)
     return session
 
 
@@ -68,6 +72,12 @@ def _check_url(remote: str) -> None:
         raise InvalidSettingError(
             f"{redacted(remote)!r} is not a Spark Connect URL ({_reason(error, remote)}): wanted sc://host:port/;token=…"
         ) from None
+
+
+def _hide_secrets(session: SparkSession) -> None:
+    """Let the server show what this session asks for without the secrets of its Kafka options, whoever set it up."""
+    theirs = session.conf.get(_REDACTED, None)
+    session.conf.set(_REDACTED, f"{theirs}|{_IN_PLANS}" if theirs else _IN_PLANS)
 
 
 def _greet(session: SparkSession, timeout_seconds: float) -> Exception | None:

@@ -1,0 +1,165 @@
+r"""How do client and broker prove to each other who they are? One answer, told to librdkafka and to Spark's JVM.
+
+Never lets the two differ: what only one of them could be told is refused, and so is what would not be used.
+
+>>> Security(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="etl", sasl_password='a"b').spark()[
+...     "kafka.sasl.jaas.config"]
+'org.apache.kafka.common.security.plain.PlainLoginModule required username="etl" password="a\\"b";'
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_MECHANISMS = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_PKCS8 = re.compile(r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.+?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL)
+_ABOUT_SECURITY = ("sasl.", "ssl.", "ssl_", "security.", "https.", "enable.ssl.", "enable.sasl.")
+_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
+
+
+@dataclass(frozen=True)
+class Security:
+    """librdkafka's settings of the same names, with dots; files are PEM.
+
+    Raises:
+        InvalidSettingError: something is missing, would not be used, or is not in the file it should be in.
+    """
+
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str | None = None
+    sasl_username: str | None = None
+    sasl_password: str | None = field(default=None, repr=False)
+    ssl_ca_location: str | None = None
+    ssl_certificate_location: str | None = None
+    ssl_key_location: str | None = None
+    ssl_key_password: str | None = field(default=None, repr=False)
+    ssl_endpoint_identification_algorithm: str = "https"
+
+    def __post_init__(self) -> None:
+        if wrong := next(self._wrong(), None):
+            raise InvalidSettingError(wrong)
+        self.spark()  # reads the files
+
+    def client(self) -> dict[str, str]:
+        """What librdkafka is told: nothing that nobody set."""
+        told = {name: getattr(self, name) for name in NAMES}
+        return {name.replace("_", "."): value for name, value in told.items() if value and value != NAMES[name]}
+
+    def spark(self) -> dict[str, str]:
+        """What Spark's Kafka source is told: the files' content, since executors may be anywhere."""
+        options = {"security.protocol": self.security_protocol} if self.security_protocol != "PLAINTEXT" else {}
+        if self.sasl_mechanism:
+            login = f"username={_quoted(self.sasl_username)} password={_quoted(self.sasl_password)}"
+            options["sasl.mechanism"] = self.sasl_mechanism
+            options["sasl.jaas.config"] = f"{_MECHANISMS[self.sasl_mechanism]} required {login};"
+        if self.ssl_ca_location:
+            options["ssl.truststore.type"] = "PEM"
+            options["ssl.truststore.certificates"] = _certificates("ssl_ca_location", self.ssl_ca_location)
+        if self.ssl_certificate_location and self.ssl_key_location:
+            chain = _certificates("ssl_certificate_location", self.ssl_certificate_location)
+            options["ssl.keystore.type"] = "PEM"
+            options["ssl.keystore.certificate.chain"] = chain
+            options["ssl.keystore.key"] = _key(self.ssl_key_location, encrypted=bool(self.ssl_key_password))
+        if self.ssl_key_password:
+            options["ssl.key.password"] = self.ssl_key_password
+        check = self.ssl_endpoint_identification_algorithm
+        if check != NAMES["ssl_endpoint_identification_algorithm"]:
+            options["ssl.endpoint.identification.algorithm"] = _HOST_NAME_CHECKS[check]
+        return {f"kafka.{name}": value for name, value in options.items()}
+
+    def _wrong(self) -> Iterator[str]:
+        """What is wrong, in words without a secret."""
+        protocol, check = self.security_protocol, self.ssl_endpoint_identification_algorithm
+        if protocol not in _PROTOCOLS:
+            yield f"security_protocol is {protocol!r}: wanted {', '.join(_PROTOCOLS)}"
+        if check not in _HOST_NAME_CHECKS:
+            yield f"ssl_endpoint_identification_algorithm is {check!r}: wanted {' or '.join(_HOST_NAME_CHECKS)}"
+        login = ("sasl_mechanism", "sasl_username", "sasl_password")
+        if protocol.startswith("SASL_"):
+            if missing := [name for name in login if not getattr(self, name)]:
+                yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
+            if self.sasl_mechanism not in _MECHANISMS:
+                yield (
+                    f"sasl_mechanism is {self.sasl_mechanism!r}: wanted {', '.join(_MECHANISMS)}; no other can be "
+                    "told to Spark as well"
+                )
+        elif unused := [name for name in login if getattr(self, name)]:
+            yield (
+                f"{' and '.join(unused)} would not be used: security_protocol is {protocol}. Set it to SASL_SSL, or "
+                "to SASL_PLAINTEXT where the network is trusted"
+            )
+        unused = [name for name in NAMES if name.startswith("ssl_") and getattr(self, name) not in ("", NAMES[name])]
+        if unused and not protocol.endswith("SSL"):
+            yield f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
+        if bool(self.ssl_certificate_location) != bool(self.ssl_key_location):
+            yield "ssl_certificate_location and ssl_key_location belong together: set both, or neither"
+        if self.ssl_key_password and not self.ssl_key_location:
+            yield "ssl_key_password would not be used: ssl_key_location is missing"
+
+
+NAMES = {one.name: one.default for one in fields(Security)}
+
+
+def is_about_security(setting: str) -> bool:
+    """Whether a setting of librdkafka's decides who is trusted: Spark has to be told the same."""
+    return setting.startswith(_ABOUT_SECURITY)
+
+
+def instead_of(setting: str) -> str:
+    """Where to say it, so that Spark hears it too."""
+    name = {"sasl.mechanisms": "sasl_mechanism"}.get(setting, setting.replace(".", "_"))
+    if name in NAMES:
+        return f"it would not reach Spark, which reads the records: set {name}, which reaches both"
+    return "it would not reach Spark, which reads the records. What reaches both: " + ", ".join(NAMES)
+
+
+def _quoted(value: str | None) -> str:
+    """A JAAS string; Java reads it with the escapes of its own language."""
+    return f'"{(value or "").translate(_ESCAPED)}"'
+
+
+def _read(name: str, file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InvalidSettingError(
+            f"{name}={file} cannot be read ({error.strerror}): it has to be a PEM file on the machines where runs and "
+            "sensors work; Spark is sent its content"
+        ) from None
+
+
+def _certificates(name: str, file: str) -> str:
+    if found := _CERTIFICATE.findall(_read(name, file)):
+        return "\n".join(found)
+    raise InvalidSettingError(
+        f"{name}={file} holds no PEM certificate: export it (`keytool -exportcert -rfc`, "
+        "`openssl pkcs12 -nokeys`, `openssl x509 -inform der`)"
+    )
+
+
+def _key(file: str, *, encrypted: bool) -> str:
+    found = _PKCS8.search(_read("ssl_key_location", file))
+    if found is None:
+        raise InvalidSettingError(
+            f"ssl_key_location={file} holds no private key in PKCS#8, the only form Spark's JVM reads: convert it "
+            "(`openssl pkcs8 -topk8 -in KEY -out KEY.pk8`)"
+        )
+    if bool(found[1]) != encrypted:
+        what = "encrypted, but ssl_key_password is missing" if found[1] else "not encrypted: leave ssl_key_password out"
+        raise InvalidSettingError(f"the key in ssl_key_location={file} is {what}")
+    return found[0]

@@ -1,0 +1,268 @@
+"""A broker that asks for a login over TLS, and for leave: both lanes, Spark, and what is shown of the secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import dagster as dg
+import psutil
+import pytest
+import trustme
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from cryptography.hazmat.primitives import serialization
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._serdes import serialize_value
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.embedded import broker, process, state
+from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from kafka_liveness_dagster.kafka.errors import AccessRefusedError
+from kafka_liveness_dagster.spark import session as spark_session
+from kafka_liveness_dagster.spark.source import read
+from tests.conftest import JARS
+
+DOCS = Path(__file__).parents[2] / "docs" / "security.md"
+PASSWORD = "hun\"ter\\2; é$x'="  # everything that JAAS, Java and the shell would like to take for something else
+REDACTED = "hun"
+START_SECONDS = 60
+PLAIN_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+SCRAM_LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+
+
+def pkcs8(cert):
+    """Its private key as Java reads it."""
+    key = serialization.load_pem_private_key(cert.private_key_pem.bytes(), None)
+    pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(*pem)
+
+
+class Secured:
+    """One broker with a listener for SASL over TLS and one for client certificates; the plain one is the admin's."""
+
+    def __init__(self, folder):
+        self.folder, self.ca = folder, trustme.CA()
+        self.admin_port, sasl, mutual = free_port(), free_port(), free_port()
+        self.sasl, self.mutual = f"{LOOPBACK}:{sasl}", f"{LOOPBACK}:{mutual}"
+        server, client = self.ca.issue_cert(LOOPBACK), self.ca.issue_cert("etl@example.com", common_name="etl")
+        self.file("server.pem", pkcs8(server) + b"".join(pem.bytes() for pem in server.cert_chain_pems))
+        self.ca_file = self.file("ca.pem", self.ca.cert_pem.bytes())
+        self.other_ca_file = self.file("other-ca.pem", trustme.CA().cert_pem.bytes())
+        self.cert_file = self.file("client.pem", client.cert_chain_pems[0].bytes())
+        self.key_file = self.file("client.key", pkcs8(client))
+        self.secrets = [REDACTED, Path(self.key_file).read_text().splitlines()[1][:40]]
+        self._start(sasl, mutual)
+        self.admin = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{self.admin_port}", "log_level": 0})
+        self._users()
+
+    def file(self, name, content):
+        path = self.folder / name
+        path.write_bytes(content)
+        return str(path)
+
+    def resource(self, **over):
+        """What the docs' example gives, with a value of ours for each field that a test changes."""
+        return kl.KafkaLivenessResource(**{
+            "bootstrap_servers": self.sasl, "security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512",
+            "sasl_username": "etl", "sasl_password": PASSWORD, "ssl_ca_location": self.ca_file, **over,
+        })  # fmt: skip
+
+    def by_certificate(self):
+        return kl.KafkaLivenessResource(
+            bootstrap_servers=self.mutual, security_protocol="SSL", ssl_ca_location=self.ca_file,
+            ssl_certificate_location=self.cert_file, ssl_key_location=self.key_file,
+        )  # fmt: skip
+
+    def make_topic(self, group):
+        """A topic, and the leave that the docs ask for; and to write, for the test's own producer."""
+        topic = f"orders-{uuid4().hex[:8]}"
+        may = {
+            (ResourceType.TOPIC, topic): (AclOperation.READ, AclOperation.WRITE),
+            (ResourceType.GROUP, group): (AclOperation.READ,),
+            (ResourceType.GROUP, f"{group}.catch-up"): (AclOperation.READ,),
+        }
+        rules = [
+            AclBinding(kind, name, ResourcePatternType.LITERAL, "User:*", "*", operation, AclPermissionType.ALLOW)
+            for (kind, name), operations in may.items()
+            for operation in operations
+        ]
+        self._done({**self.admin.create_topics([NewTopic(topic, 1, 1)]), **self.admin.create_acls(rules)})
+        return topic
+
+    def produce(self, topic, first, end):
+        producer = Producer(self.resource().settings().client("producer"))
+        for number in range(first, end):
+            producer.produce(topic, str(number).encode(), partition=0)
+        assert producer.flush(20) == 0
+
+    def _start(self, sasl, mutual):
+        home = self.folder / "home"
+        state.create_home(home)
+        launch = broker.launch(home, self.admin_port, uuid4().hex, lambda _: None)
+        file = home / "kafka" / "server.properties"
+        told = file.read_text()
+        listeners = f",SASL://{LOOPBACK}:{sasl},MUTUAL://{LOOPBACK}:{mutual}"
+        for name in ("listeners", "advertised.listeners"):
+            told = re.sub(rf"(?m)^({re.escape(name)}=.*)$", rf"\1{listeners}", told)
+        told = re.sub(r"(?m)^(listener.security.protocol.map=.*)$", r"\1,SASL:SASL_SSL,MUTUAL:SSL", told)
+        file.write_text(f"""{told}
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512
+listener.name.sasl.plain.sasl.jaas.config={PLAIN_LOGIN} user_etl="plain-{REDACTED}";
+listener.name.sasl.scram-sha-512.sasl.jaas.config={SCRAM_LOGIN};
+listener.name.mutual.ssl.client.auth=required
+ssl.keystore.type=PEM
+ssl.keystore.location={self.folder}/server.pem
+ssl.truststore.type=PEM
+ssl.truststore.location={self.ca_file}
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+""")
+        log = home / "logs" / "kafka.log"
+        self.child = process.start(launch, log)
+        give_up_at = time.monotonic() + START_SECONDS
+        while not broker.is_ready(self.admin_port):
+            assert self.child.poll() is None, process.last_lines(log)
+            assert time.monotonic() < give_up_at, process.last_lines(log)
+            time.sleep(0.05)
+
+    def _users(self):
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        user = UserScramCredentialUpsertion("etl", scram, PASSWORD.encode())
+        self._done(self.admin.alter_user_scram_credentials([user]))
+
+    def _done(self, futures):
+        for future in futures.values():
+            future.result(20)
+
+
+@pytest.fixture(scope="module")
+def secured(services, tmp_path_factory):
+    """The broker, for all tests of this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
+        found = Secured(tmp_path_factory.mktemp("secured"))
+        yield found
+        process.end([psutil.Process(found.child.pid)])
+
+
+@pytest.fixture
+def lake(table, rows):
+    """A table that does not exist yet, and what it holds when asked."""
+    return table, lambda: [row["offset"] for row in rows(table)]
+
+
+@pytest.fixture
+def example(secured, monkeypatch):
+    """The resource of the docs' example."""
+    for name, value in {
+        "KAFKA_BOOTSTRAP_SERVERS": secured.sasl, "KAFKA_USERNAME": "etl",
+        "KAFKA_PASSWORD": PASSWORD, "KAFKA_CA_FILE": secured.ca_file,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    shown = {}
+    exec(re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1], shown)  # noqa: S102 - our own page
+    return shown["kafka"]
+
+
+def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(example, secured, services, lake, capfd):
+    """A crash, then both lanes in Dagster: the table is exact, and nowhere is the password."""
+    kafka, group, (table, offsets) = example, f"etl-{uuid4().hex[:8]}", lake
+    topic = secured.make_topic(group)
+    secured.produce(topic, 0, 40)
+    settings = {"topics": [topic], "group_id": group, "enable_parallel_rebalance": True}
+    with pytest.raises(ZeroDivisionError), kafka.consumer(**settings) as consumer:
+        assert [str(r) for r in consumer.poll(20).ranges] == [f"{topic}:0:0-40"]
+        raise ZeroDivisionError
+    with kafka.consumer(**settings) as consumer:
+        while consumer.position(topic, 0) != 40:
+            assert consumer.poll(0.2) is None
+    secured.produce(topic, 40, 50)
+
+    asset = kl.kafka_asset(name="orders", table=table, idle_seconds=0.5, **settings)(lambda batch: batch)
+    spark = kl.SparkConnectResource(remote=services.spark_remote)
+    defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
+    key = f"{topic}:0:0-40"
+    told = [repr(kafka), repr(kafka.settings())]
+    with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
+        instance.add_dynamic_partitions("orders_crash_lag", [key])
+        for job, chosen in (("orders_job", {}), ("orders_crash_lag_job", {"partition_key": key})):
+            run = defs.resolve_job_def(job).execute_in_process(instance=instance, **chosen)
+            assert run.success
+            told += [repr(entry) for entry in instance.all_logs(run.run_id)]
+            told.append(repr(instance.get_run_by_id(run.run_id)))
+    assert offsets() == list(range(50))
+
+    on_the_page = serialize_value(RepositorySnap.from_def(defs.get_repository_def()))
+    assert "KAFKA_PASSWORD" in on_the_page, "Dagster's UI names the variable"
+    log = Path(os.environ["KAFKA_LIVENESS_HOME"]) / "logs" / "spark.log"
+    told += [on_the_page, log.read_text(errors="replace"), *capfd.readouterr()]
+    assert not [text for text in told if any(secret in text for secret in secured.secrets)]
+
+
+def test_each_way_to_log_in_reads_the_same_partition_and_plans_are_shown_without_secrets(secured, services):
+    """Another login is another pool of consumers: it is not refused for differing, which would print both secrets."""
+    group = f"etl-{uuid4().hex[:8]}"
+    topic = secured.make_topic(group)
+    secured.produce(topic, 0, 10)
+    spark, out = spark_session.connect(services.spark_remote), io.StringIO()
+    for kafka in (
+        secured.resource(),
+        secured.resource(sasl_mechanism="PLAIN", sasl_password=f"plain-{REDACTED}"),
+        secured.by_certificate(),
+    ):
+        assert kafka.cluster().log_bounds([kl.OffsetRange(topic, 0, 0, 10).topic_partition])
+        options = kafka.settings().spark()
+        frame = read(spark, [kl.OffsetRange(topic, 0, 2, 7)], options)
+        assert [row["offset"] for row in frame.select("offset").collect()] == list(range(2, 7))
+        with contextlib.redirect_stdout(out):
+            frame.explain(extended=True)
+        plan = str(frame._plan.to_proto(spark.client))  # the text in Spark's UI and event log
+        secrets = [secret for secret in secured.secrets if secret in plan]
+        assert secrets, "the plan carries the secret to Spark"
+        seen = re.sub(spark.conf.get("spark.sql.redaction.string.regex"), "*", plan)
+        assert not [secret for secret in secrets if secret in seen]
+    spark.sql("""SELECT 'LoginModule required password="hunter2"' AS a""").explain()
+    spark.stop()
+    assert "KafkaRelation" in out.getvalue()
+    assert not [secret for secret in secured.secrets if secret in out.getvalue()]
+
+
+def test_a_refusal_is_a_named_error_in_time(secured):
+    """Within 10 s, with who was refused or what is not trusted; librdkafka by itself would try for ever."""
+
+    def refused(kafka):
+        started = time.monotonic()
+        with pytest.raises(AccessRefusedError) as refusal:
+            kafka.consumer(topics=["orders"], group_id="etl")
+        return str(refusal.value), time.monotonic() - started
+
+    wrong = [
+        secured.resource(sasl_password=f"wrong-{REDACTED}"),
+        secured.resource(ssl_ca_location=secured.other_ca_file),
+    ]
+    with ThreadPoolExecutor() as at_once:
+        (password, first), (authority, second) = at_once.map(refused, wrong)
+    assert f"the broker at {secured.sasl} refused user 'etl' (SASL_SSL, SCRAM-SHA-512)" in password
+    assert "Check sasl_username and sasl_password" in password
+    assert REDACTED not in password
+    assert "certificate verify failed" in authority
+    assert "Set ssl_ca_location" in authority
+    assert max(first, second) < 10
