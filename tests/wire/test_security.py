@@ -1,0 +1,219 @@
+"""Security settings without a broker: what is refused, what each side is told, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from dagster._core.remote_representation.external_data import RepositorySnap
+from pydantic import ValidationError
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.security import Security
+from kafka_liveness_dagster.spark.source import group_id
+
+LOGIN = {
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "PLAIN",
+    "sasl_username": "etl",
+    "sasl_password": "hunter2",
+}
+
+
+@pytest.fixture
+def pem(tmp_path):
+    """Write a PEM file: ``pem(name, content) -> path``."""
+
+    def write(name, content):
+        file = tmp_path / name
+        file.write_text(content)
+        return str(file)
+
+    return write
+
+
+def block(kind, content="MIIB"):
+    """A PEM block; nobody here looks into it."""
+    return f"-----BEGIN {kind}-----\n{content}\n-----END {kind}-----\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param({"security_protocol": "TLS"}, "wanted PLAINTEXT, SSL", id="no such protocol"),
+        pytest.param({**LOGIN, "sasl_mechanism": "GSSAPI"}, "'GSSAPI': wanted PLAIN", id="Spark cannot be told"),
+        pytest.param({**LOGIN, "sasl_mechanism": None}, "sasl_mechanism is missing", id="librdkafka would take GSSAPI"),
+        pytest.param({**LOGIN, "sasl_password": ""}, "sasl_password is missing or empty", id="an empty variable"),
+        pytest.param({**LOGIN, "security_protocol": "SSL"}, "sasl_password would not be used", id="never sent"),
+        pytest.param({"sasl_password": "hunter2"}, "security_protocol is PLAINTEXT", id="protocol forgotten"),
+        pytest.param({"ssl_ca_location": "ca.pem"}, "ssl_ca_location would not be used", id="nothing is encrypted"),
+        pytest.param(
+            {**LOGIN, "ssl_endpoint_identification_algorithm": "off"}, "wanted https or none", id="no such check"
+        ),
+        pytest.param(
+            {"security_protocol": "SSL", "ssl_certificate_location": "a.pem"}, "set both, or neither", id="half of mTLS"
+        ),
+        pytest.param(
+            {"security_protocol": "SSL", "ssl_key_password": "hunter2"}, "ssl_key_location is missing", id="of no key"
+        ),
+        pytest.param(
+            {"security_protocol": "SSL", "ssl_ca_location": "nowhere.pem"}, r"cannot be read \(No such", id="no file"
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_without_showing_a_secret(settings, words):
+    """Before anything is joined: each refusal names the field and what to do, and never a secret."""
+    with pytest.raises(InvalidSettingError, match=words) as refusal:
+        Security(**settings)
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "password", "words"),
+    [
+        pytest.param("EC PRIVATE KEY", None, "openssl pkcs8 -topk8", id="Java reads PKCS8 only"),
+        pytest.param("ENCRYPTED PRIVATE KEY", None, "ssl_key_password is missing", id="cannot be opened"),
+        pytest.param("PRIVATE KEY", "hunter2", "leave ssl_key_password out", id="Java would not open it"),
+    ],
+)
+def test_a_key_that_one_side_cannot_read_is_refused(pem, key, password, words):
+    """Librdkafka reads more forms than the JVM: a key has to fit both."""
+    settings = {
+        "security_protocol": "SSL",
+        "ssl_certificate_location": pem("cert.pem", block("CERTIFICATE")),
+        "ssl_key_location": pem("key.pem", block(key)),
+        "ssl_key_password": password,
+    }
+    with pytest.raises(InvalidSettingError, match=words) as refusal:
+        Security(**settings)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_file_without_a_certificate_is_refused(pem):
+    """A key or a Java keystore where a certificate belongs."""
+    with pytest.raises(InvalidSettingError, match="holds no PEM certificate: export it"):
+        Security(security_protocol="SSL", ssl_ca_location=pem("ca.jks", "\u0000keystore"))
+
+
+def test_both_sides_are_told_the_same(pem):
+    """Paths for librdkafka, the content for Spark: only the PEM blocks of it."""
+    ca, cert, key = block("CERTIFICATE", "CA1"), block("CERTIFICATE", "ME"), block("ENCRYPTED PRIVATE KEY", "KEY")
+    files = {
+        "ssl_ca_location": pem("ca.pem", f"the authority\n{ca}and its sister\n{ca}"),
+        "ssl_certificate_location": pem("both.pem", key + cert),
+        "ssl_key_location": pem("both.pem", key + cert),
+    }
+    more = {"ssl_key_password": "k", "ssl_endpoint_identification_algorithm": "none"}
+    security = Security(**{**LOGIN, "sasl_mechanism": "SCRAM-SHA-256"}, **files, **more)
+    assert security.client() == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "etl",
+        "sasl.password": "hunter2",
+        **{name.replace("_", "."): value for name, value in {**files, **more}.items()},
+    }
+    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="etl" password="hunter2";'
+    assert security.spark() == {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-256",
+        "kafka.sasl.jaas.config": login,
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.certificates": ca + ca.strip(),
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.certificate.chain": cert.strip(),
+        "kafka.ssl.keystore.key": key.strip(),
+        "kafka.ssl.key.password": "k",
+        "kafka.ssl.endpoint.identification.algorithm": "",
+    }
+    assert Security().client() == Security().spark() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        pytest.param("sasl.password", "set sasl_password, which reaches both", id="has a field"),
+        pytest.param("sasl.mechanisms", "set sasl_mechanism", id="the other name of it"),
+        pytest.param("sasl.pasword", "What reaches both: .*sasl_password", id="misspelt"),
+        pytest.param("sasl.kerberos.keytab", "What reaches both", id="Spark cannot be told"),
+        pytest.param("ssl.ca.pem", "What reaches both", id="the file itself"),
+        pytest.param("ssl_key", "What reaches both", id="of the C API"),
+        pytest.param("enable.ssl.certificate.verification", "What reaches both", id="only here"),
+    ],
+)
+def test_security_in_extra_is_refused_with_the_field_and_without_its_value(name, remedy):
+    """It would reach librdkafka alone: Spark would read without it. The value may be a secret."""
+    with pytest.raises(InvalidSettingError, match=f"{name} is refused: it would not reach Spark.*{remedy}") as refusal:
+        KafkaSettings("localhost:9092", {name: "hunter2"})
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_no_error_of_the_resource_shows_what_it_was_given():
+    """A misspelt field, or a secret of the wrong type: pydantic would print the value."""
+    for wrong in ({"sasl_pasword": "hunter2"}, {"sasl_password": ["hunter2"]}):
+        with pytest.raises(ValidationError) as refusal:
+            kl.KafkaLivenessResource(**wrong)
+        assert "hunter2" not in str(refusal.value)
+
+
+def test_no_repr_shows_a_secret(pem):
+    """Of the resource, and of the settings it makes."""
+    key = {
+        "ssl_certificate_location": pem("cert.pem", block("CERTIFICATE")),
+        "ssl_key_location": pem("key.pem", block("ENCRYPTED PRIVATE KEY")),
+        "ssl_key_password": "hunter3",
+    }
+    kafka = kl.KafkaLivenessResource(bootstrap_servers="localhost:9092", **LOGIN, **key)
+    for shown in (repr(kafka), str(kafka), repr(kafka.settings()), repr(kafka.security())):
+        assert "etl" in shown
+        assert "hunter" not in shown
+
+
+def test_a_secret_that_the_ui_would_show_is_refused_when_the_code_location_loads():
+    """Dagster shows a literal on the resource's page; of a variable it shows the name."""
+    literal = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(**LOGIN)})
+    with pytest.raises(InvalidSettingError, match=r'sasl_password=dg\.EnvVar\("ITS_NAME"\)') as refusal:
+        literal.get_repository_def()
+    assert "hunter2" not in str(refusal.value)
+    named = {"bootstrap_servers": "localhost:9092", **LOGIN, "sasl_password": dg.EnvVar("KAFKA_PASSWORD")}
+    variable = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(**named)})
+    (page,) = RepositorySnap.from_def(variable.get_repository_def()).resources
+    assert page.configured_values["sasl_password"].name == "KAFKA_PASSWORD"
+
+
+def test_a_variable_is_looked_up_in_a_script_too(monkeypatch):
+    """Dagster looks variables up in a run; outside of one nobody would, and the name would be sent as the password."""
+    every = {name: dg.EnvVar(f"OUR_{name}") for name in ("bootstrap_servers", *LOGIN)}
+    for name, value in {"bootstrap_servers": "localhost:9092", **LOGIN}.items():
+        monkeypatch.setenv(f"OUR_{name}", value)
+    settings = kl.KafkaLivenessResource(**every).settings()
+    assert (settings.bootstrap_servers, settings.security) == ("localhost:9092", Security(**LOGIN))
+    monkeypatch.delenv("OUR_sasl_password")
+    with pytest.raises(InvalidSettingError, match="OUR_sasl_password is not set"):
+        kl.KafkaLivenessResource(**every).settings()
+
+
+def test_the_embedded_broker_is_not_asked_for_what_it_cannot():
+    """An address forgotten beside a login must not quietly mean a broker without one."""
+    with pytest.raises(InvalidSettingError, match="name yours with bootstrap_servers"):
+        kl.KafkaLivenessResource(**LOGIN).settings()
+
+
+def test_commands_take_librdkafkas_names_from_a_file():
+    """``--command-config``: comments and blanks are passed, values may hold ``=``, and extra settings are checked."""
+    lines = ["# ours\n", "\n", "security.protocol = SASL_SSL\n", "sasl.mechanism=PLAIN\n", "sasl.username=etl\n"]
+    settings = KafkaSettings.of_properties("b:9092", [*lines, "sasl.password=a=b\n", "client.rack=one"])
+    assert settings.security == Security("SASL_SSL", "PLAIN", "etl", "a=b")
+    assert settings.extra == {"client.rack": "one"}
+    with pytest.raises(InvalidSettingError, match=r"sasl\.jaas\.config is refused"):
+        KafkaSettings.of_properties("b:9092", ["sasl.jaas.config=hunter2"])
+
+
+def test_clients_are_kept_apart_by_their_login():
+    """A new password makes a new connection, here and in Spark's pool of consumers; the old login is not used again."""
+    one, same, other = (
+        KafkaSettings("b:9092", {}, Security(**{**LOGIN, "sasl_password": password})) for password in "aab"
+    )
+    assert (one, hash(one)) == (same, hash(same))
+    assert one != other
+    assert group_id(one.spark()) == group_id(same.spark()) != group_id(other.spark())
