@@ -188,11 +188,11 @@ class KafkaLivenessResource(SecuredKafkaResource):
 class SparkConnectResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Spark Connect server. Each run has a session of its own, ended with the run."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)  # the URL carries the token
 
     remote: str = Field(
         default=EMBEDDED,
-        repr=False,  # the URL carries the token
+        repr=False,
         description="`sc://host:port/;token=…`, or `embedded`: a real server this package starts on loopback.",
     )
     _session: SparkSession | None = PrivateAttr(default=None)

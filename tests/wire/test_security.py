@@ -148,11 +148,15 @@ def test_security_in_extra_is_refused_with_the_field_and_without_its_value(name,
     assert "hunter2" not in str(refusal.value)
 
 
-def test_no_error_of_the_resource_shows_what_it_was_given():
+def test_no_error_of_a_resource_shows_what_it_was_given():
     """A misspelt field, or a secret of the wrong type: pydantic would print the value."""
-    for wrong in ({"sasl_pasword": "hunter2"}, {"sasl_password": ["hunter2"]}):
+    for resource, wrong in (
+        (kl.KafkaLivenessResource, {"sasl_pasword": "hunter2"}),
+        (kl.KafkaLivenessResource, {"sasl_password": ["hunter2"]}),
+        (kl.SparkConnectResource, {"remot": "sc://spark:15002/;token=hunter2"}),
+    ):
         with pytest.raises(ValidationError) as refusal:
-            kl.KafkaLivenessResource(**wrong)
+            resource(**wrong)
         assert "hunter2" not in str(refusal.value)
 
 

@@ -250,7 +250,11 @@ def test_each_way_to_log_in_reads_the_same_partition_and_plans_are_shown_without
         assert secrets, "the plan carries the secret to Spark"
         seen = re.sub(spark.conf.get("spark.sql.redaction.string.regex"), "*", plan)
         assert not [secret for secret in secrets if secret in seen]
-    spark.sql("""SELECT 'LoginModule required password="hunter2"' AS a""").explain()
+    with contextlib.redirect_stdout(out):
+        spark.sql("""SELECT 'LoginModule required password="hunter2"' AS a""").explain()  # as if options were shown
+    spark.conf.set("spark.sql.redaction.string.regex", "the server's own")
+    spark_session._hide_secrets(spark)
+    assert spark.conf.get("spark.sql.redaction.string.regex").startswith("the server's own|(?:LoginModule required|")
     spark.stop()
     assert "KafkaRelation" in out.getvalue()
     assert not [secret for secret in secured.secrets if secret in out.getvalue()]
