@@ -44,8 +44,8 @@ from kafka_liveness_dagster.spark.source import read
 from tests.conftest import JARS
 
 DOCS = Path(__file__).parents[2] / "docs" / "security.md"
-PASSWORD = "hun\"ter\\2; é$x'="  # everything that JAAS, Java and the shell would like to take for something else
-REDACTED = "hun"
+PASSWORD = "hunter2\"\\; é$x'="  # everything that JAAS, Java and the shell would like to take for something else
+REDACTED = "hunter2"  # long enough to be in no word, name or digest of its own accord
 START_SECONDS = 60
 PLAIN_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 SCRAM_LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required"
