@@ -67,8 +67,10 @@ class Watchdog:
 
     def stop(self) -> None:
         """End the watch for good: the consumer is closed, and commits raise from now on."""
-        self._reason = self._reason or FenceReason.CLOSED
-        self._stopped.set()
+        with self._raising:  # what may rejoin would do so with clients that are closed
+            if self._reason is None or self._reason.may_rejoin:
+                self._reason = FenceReason.CLOSED
+            self._stopped.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._ended.wait(_STOP_SECONDS)  # not Thread.join: Dagster may interrupt the wait
 
@@ -140,11 +142,13 @@ class Watchdog:
                 self._met = error
 
     def _ask(self) -> None:
-        asked_at_ms, told = now_ms(), ""
+        asked_at_ms, orphaned = now_ms(), False
+        told = ""
         while not self._stopped.wait(LOOK_SECONDS):
             told = self._tell(told)
-            if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and self._parent_is_alive():
-                continue  # a parent that died is the cue to ask at once
+            was_orphaned, orphaned = orphaned, not self._parent_is_alive()
+            if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and orphaned == was_orphaned:
+                continue  # a parent that died is the cue to ask at once, and once
             asked_at_ms = now_ms()
             try:
                 self._run_state = self._link.state()

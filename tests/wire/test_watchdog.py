@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -9,9 +13,29 @@ import pytest
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
-from kafka_liveness_dagster.kafka.watchdog import Watchdog
+from kafka_liveness_dagster.kafka.watchdog import RUN_STATE_SECONDS, Watchdog
 
 PATIENCE = 60.0
+ORPHAN = """
+import json, os, threading
+from kafka_liveness_dagster.core.heartbeat import PollTimer, RunState
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.watchdog import Watchdog
+
+asked, enough, parent = [], threading.Event(), os.getppid()
+
+def state():
+    if os.getppid() != parent:
+        asked.append(now_ms())
+    if len(asked) == 4:
+        enough.set()
+    return RunState.IN_PROGRESS
+
+Watchdog(PollTimer(60_000, now_ms()), RunLink("0badcafe", "dagster/job/0badcafe/step", state), lambda _: None).start()
+print("watching", flush=True)
+enough.wait(60)
+print(json.dumps(asked))
+"""
 
 
 def link(state=lambda: RunState.IN_PROGRESS):
@@ -106,3 +130,25 @@ def test_a_late_commit_is_refused_even_if_the_watchdog_slept():
     with pytest.raises(FencedError, match=r"3600\.\d s of 1 s"):
         dog.check()
     assert left == [FenceReason.POLL_TIMEOUT]
+
+
+def test_who_lost_its_parent_asks_dagster_at_once_and_then_as_often_as_others():
+    """A run worker may outlive its code server for hours: that is no reason to ask Dagster's database all the time."""
+    starter = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, ORPHAN]
+    with subprocess.Popen(starter, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "watching\n"
+        parent.kill()
+        asked = json.loads(parent.stdout.readline())
+    gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
+    assert min(gaps) >= RUN_STATE_SECONDS * 1000
+
+
+def test_what_is_closed_after_its_deadline_does_not_rejoin():
+    """A deadline that passed lets the next poll rejoin; a close after it does not: its clients are closed."""
+    dog = Watchdog(PollTimer(0, now_ms()), link(), lambda _: None)
+    with pytest.raises(FencedError, match="longer than its process timeout"):
+        dog.check()
+    dog.stop()
+    with pytest.raises(FencedError, match="was closed") as caught:
+        dog.check()
+    assert not caught.value.reason.may_rejoin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import dagster as dg
@@ -12,7 +13,7 @@ from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import DataExpiredError
 from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.runs import lane_tags
 from tests.world.one_group import SECONDS, join
 
@@ -136,6 +137,28 @@ def test_an_owed_commit_does_not_pass_beside_a_refused_one(at_work):
     before = both_logs(w)
     with pytest.raises(CommitRefusedError, match="nothing was committed, in either log"):
         consumer.commit({w.tp: 100, TopicPartition(w.topic, 0): 5})
+    assert both_logs(w) == before
+
+
+def test_what_was_closed_commits_nothing_and_does_not_come_back(at_work):
+    """Neither lane does, nor after a deadline that would else let it begin again: its clients are closed."""
+    w, consumer = at_work
+    late = w.kafka.catch_up(group_id=w.group, ranges=consumer.owed(w.topic, 3), max_batch_seconds=0.2)
+    with late:
+        batch, fenced = late.poll(), threading.Event()
+        late.on_fence(fenced.set)
+        assert fenced.wait(60)
+    before = both_logs(w)
+    for refused in (late.poll, lambda: late.commit(batch)):
+        with pytest.raises(FencedError, match="was closed"):
+            refused()
+    assert both_logs(w) == before
+    consumer.commit({w.tp: 100})
+    consumer.close()
+    before = both_logs(w)
+    for offset in (110, 120):  # within what is owed, and the live lane's own
+        with pytest.raises(FencedError, match="was closed"):
+            consumer.commit({w.tp: offset})
     assert both_logs(w) == before
 
 
