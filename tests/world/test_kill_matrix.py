@@ -16,26 +16,22 @@ from contextlib import closing, suppress
 from uuid import uuid4
 
 import dagster as dg
-import grpc
 import pytest
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
-from pyspark.sql.connect.proto import base_pb2 as pb2
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference
 from kafka_liveness_dagster.failpoints import VARIABLE, Failpoint
 from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import read
+from tests.world.left_behind import KEEPS_ANSWERS, await_end
 
 READING, COMMITTING = "Spark reads", "Spark commits"
 WORKER = """
 import json, os, signal, sys
 import dagster as dg
 import kafka_liveness_dagster as kl
-from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Responses
 
-Responses._release_until = lambda *_: None  # the server keeps them all, so that the test can attach to what is left
 told = json.loads(sys.argv[1])
 
 def progressed(stages, inflight_tasks, operation_id, done):
@@ -197,26 +193,12 @@ def kill(location, argument, failpoint=None, nth=1):
     """Let a child run until it dies as it was told; gives what it last said."""
     env = {**os.environ, "DAGSTER_HOME": location.instance.root_directory}
     env |= {VARIABLE: f"{failpoint.value}:{nth}"} if failpoint else {}
-    worker = [sys.executable, "-c", WORKER, argument]
+    worker = [sys.executable, "-c", KEEPS_ANSWERS + WORKER, argument]
     child = subprocess.run(worker, capture_output=True, text=True, env=env, check=False)
     assert child.returncode == -signal.SIGKILL, child.stderr[-3000:]
     [dead] = [run for run in location.instance.get_runs() if not run.is_finished]
     location.instance.report_run_failed(dead)  # as the code server does for a worker that died
     return child.stdout.strip()
-
-
-def await_end(remote, operation):
-    """Wait until an operation that its client left on the server has ended, whatever came of it."""
-    session = connect(remote)
-    request = pb2.ReattachExecuteRequest(session_id=session.client._session_id, operation_id=operation)
-    request.user_context.user_id = "worker"
-    try:
-        for _ in session.client._stub.ReattachExecute(request, metadata=session.client._builder.metadata(), timeout=60):
-            pass
-    except grpc.RpcError as error:
-        if "INVALID_" in error.details():  # of the look, not of the operation, which may well end refused
-            raise
-    session.stop()
 
 
 class Catalog:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from uuid import uuid4
 
 import dagster as dg
-import grpc
 import pytest
-from pyspark.sql.connect.proto import base_pb2 as pb2
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.spark.session import connect
+from tests.world.left_behind import KEEPS_ANSWERS, await_end
 
 WORKER = """
 import sys
@@ -64,21 +61,10 @@ def orders_asset(topic, group, table, services):
     return orders, dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources)), kafka
 
 
-def await_end(remote, operation):
-    """Wait until an operation that its client left on the server has ended, whatever came of it."""
-    session = connect(remote)
-    request = pb2.ReattachExecuteRequest(session_id=session.client._session_id, operation_id=operation)
-    request.user_context.user_id = "worker"
-    with suppress(grpc.RpcError):
-        for _ in session.client._stub.ReattachExecute(request, metadata=session.client._builder.metadata(), timeout=60):
-            pass
-    session.stop()
-
-
 def kill_while_writing(arguments, env):
     """Run the worker until Spark writes its second batch, and kill it there; the operation left behind."""
     with subprocess.Popen(
-        [sys.executable, "-c", WORKER, *arguments], stdout=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-c", KEEPS_ANSWERS + WORKER, *arguments], stdout=subprocess.PIPE, text=True, env=env
     ) as child:
         batches, operation = 0, None
         for line in child.stdout:

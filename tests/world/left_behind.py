@@ -1,0 +1,29 @@
+"""What a Spark Connect client leaves on the server when it is killed: an operation that goes on without it."""
+
+from __future__ import annotations
+
+import grpc
+from pyspark.sql.connect.proto import base_pb2 as pb2
+
+from kafka_liveness_dagster.spark.session import connect
+
+KEEPS_ANSWERS = """
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Responses
+
+Responses._release_until = lambda *_: None  # the server keeps them all, so that the test can attach to what is left
+"""
+"""Goes before what a client runs that is to be killed: with answers released nobody can attach behind them."""
+
+
+def await_end(remote, operation):
+    """Wait until an operation that its client left on the server has ended, whatever came of it."""
+    session = connect(remote)
+    request = pb2.ReattachExecuteRequest(session_id=session.client._session_id, operation_id=operation)
+    request.user_context.user_id = "worker"
+    try:
+        for _ in session.client._stub.ReattachExecute(request, metadata=session.client._builder.metadata(), timeout=60):
+            pass
+    except grpc.RpcError as error:
+        if "INVALID_" in error.details():  # of the look, not of the operation, which may well end refused
+            raise
+    session.stop()
