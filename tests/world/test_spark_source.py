@@ -6,7 +6,7 @@ import pytest
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, parallelism, read
 
 
 def _offsets(frame):
@@ -43,11 +43,25 @@ def test_several_ranges_of_one_partition_are_read_once(spark, orders):
     assert _offsets(read(spark, ranges, kafka, min_partitions=6)) == expected
 
 
+def _tasks(frame):
+    return frame.selectExpr("spark_partition_id() AS task").distinct().count()
+
+
 def test_min_partitions_splits_a_range_into_tasks(spark, orders):
     """One big range of one partition can be read by several tasks."""
     topic, kafka = orders
-    frame = read(spark, [OffsetRange(topic, 0, 0, 120)], kafka, min_partitions=4)
-    assert frame.selectExpr("spark_partition_id() AS task").distinct().count() == 4
+    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, 120)], kafka, min_partitions=4)) == 4
+
+
+def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, services, make_topic, produce):
+    """However few Kafka partitions it is of; a task that read only a few offsets would cost more than it saves."""
+    topic, kafka = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
+    large = 2 * OFFSETS_PER_TASK
+    produce(services.bootstrap_servers, topic, 0, map(str, range(large)))
+    assert parallelism(spark) == 2, "the embedded server's cores"
+    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka)) == 2
+    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large - 1)], kafka)) == 1
+    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka, min_partitions=1)) == 1
 
 
 def test_expired_data_is_an_error_and_never_a_gap(spark, services, orders):
