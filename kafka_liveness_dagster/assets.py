@@ -41,6 +41,7 @@ def kafka_asset(
     fail_ghost_runs: bool = False,
     on_event: Hook | None = None,
     event_jobs: Sequence[Any] = (),
+    backfill_policy: dg.BackfillPolicy | None = None,
     sensor_interval_seconds: int = 5,
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     group_name: str | None = None,
@@ -83,6 +84,8 @@ def kafka_asset(
         on_event: told each event of the group (``MemberLeft``, ``CrashLagFound``, …) when the sensor first sees it; the
             RunRequests it returns are started.
         event_jobs: jobs that ``on_event`` may request; with a single one, requests need not name it.
+        backfill_policy: into how many runs Dagster cuts a backfill of crash lag: ``multi_run(n)`` for ``n`` partitions
+            a run; one run for each stretch of neighbouring partitions unless set.
         sensor_interval_seconds: how often the sensor looks at the group.
         sensor_status: ``RUNNING`` starts the sensor with the code location; else switch it on in the UI.
         group_name: Dagster's asset group.

@@ -24,7 +24,7 @@ from kafka_liveness_dagster.scaffold import KafkaAssetScaffolder, name_of
 from kafka_liveness_dagster.spark.query import query
 from kafka_liveness_dagster.yaml_values import function, resource_of, section_of
 
-_CODE = ("name", "on_event", "event_jobs")  # told otherwise, or only in Python
+_CODE = ("name", "on_event", "event_jobs", "backfill_policy")  # told otherwise, or only in Python
 _SETTINGS = signature(kafka_asset).parameters
 _TOLD = {one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params}
 _BATCH = re.compile(r"\bbatch\b", re.IGNORECASE)

@@ -52,6 +52,7 @@ class KafkaAsset:
     fail_ghost_runs: bool
     on_event: Hook | None
     event_jobs: tuple[Any, ...]
+    backfill_policy: dg.BackfillPolicy | None
     sensor_interval_seconds: int
     sensor_status: dg.DefaultSensorStatus
     group_name: str | None
@@ -104,12 +105,12 @@ class KafkaAsset:
             run_catch_up(self, context)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: not the user's choice, but ours
+            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
             make = dg.asset(
                 name=f"{self.name}_crash_lag",
                 description=self._why_crash_lag,
                 partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
-                backfill_policy=dg.BackfillPolicy.single_run(),
+                backfill_policy=self.backfill_policy or dg.BackfillPolicy.single_run(),
                 **self._shared(),
             )
             return cast("dg.AssetsDefinition", make(crash_lag))

@@ -38,6 +38,13 @@ def test_runs_of_the_jobs_are_one_process():
         assert loaded.resolve_job_def(name).executor_def is dg.in_process_executor
 
 
+def test_a_backfill_is_one_run_unless_many_are_chosen():
+    """Ranges of many partitions are one Spark job by default; large ones may be given a run each."""
+    many = dg.BackfillPolicy.multi_run(max_partitions_per_run=1)
+    assert make().crash_lag.backfill_policy == dg.BackfillPolicy.single_run()
+    assert make(backfill_policy=many).crash_lag.backfill_policy == many
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

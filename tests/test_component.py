@@ -27,7 +27,7 @@ SHOWN = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.
 SQL = "SELECT topic, partition, offset FROM batch"
 ORDERS = {"topics": ["orders"], "group_id": "orders-etl", "table": "lake.shop.orders", "sql": SQL}
 EMBEDDED = {"kafka": {"bootstrap_servers": "embedded"}, "spark": {}}
-CODE = {"on_event", "event_jobs"}
+CODE = {"on_event", "event_jobs", "backfill_policy"}
 PROJECT = """
 [project]
 name = "shop"
@@ -101,7 +101,7 @@ def refused(project, **attributes):
 def test_no_setting_is_forgotten():
     """The component has every setting of ``kafka_asset``, with its type, default and description, and four more.
 
-    Only what is code stays with the decorator: the hook for events and the jobs it starts.
+    Only what is code stays with the decorator: the hook for events, the jobs it starts, Dagster's own policy.
     """
     fields = kl.KafkaAssetComponent.model_fields
     asked = {name: one for name, one in signature(kl.kafka_asset).parameters.items() if name not in CODE}
