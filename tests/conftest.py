@@ -34,14 +34,14 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest.fixture
 def make_topic(services: Services) -> Callable[..., str]:
-    """Create a fresh topic: ``make_topic(partitions=1) -> name``."""
+    """Create a fresh topic: ``make_topic(partitions=1, config={}) -> name``."""
     from confluent_kafka.admin import AdminClient, NewTopic  # noqa: PLC0415
 
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
 
-    def make(partitions: int = 1) -> str:
+    def make(partitions: int = 1, config: dict[str, str] | None = None) -> str:
         name = f"orders-{uuid4().hex[:8]}"
-        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(timeout=20)
+        admin.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(timeout=20)
         return name
 
     return make

@@ -1,0 +1,145 @@
+"""Transactions, committed, aborted and open: the log end is the last stable offset, and holes are no records."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from confluent_kafka import Producer
+
+import kafka_liveness_dagster as kl
+from tests.world.both_lanes import Tables, await_log_end, owe_everything, records
+from tests.world.one_group import SECONDS, World, join
+
+
+class Transaction:
+    """Records that are not to be seen before ``commit``, and never after ``abort``; either is an offset of its own."""
+
+    def __init__(self, world, name):
+        self._topic = world.topic
+        servers, who = world.kafka.bootstrap_servers, f"{world.topic}-{name}"
+        self._producer = Producer({"bootstrap.servers": servers, "transactional.id": who, "log_level": 0})
+        self._producer.init_transactions(SECONDS)
+
+    def begin(self, *values):
+        """Leave a transaction open whose records are in the log."""
+        self._producer.begin_transaction()
+        for value in values:
+            self._producer.produce(self._topic, value.encode(), partition=3)
+        assert self._producer.flush(SECONDS) == 0
+
+    def commit(self):
+        self._producer.commit_transaction(SECONDS)
+
+    def abort(self):
+        self._producer.abort_transaction(SECONDS)
+
+
+@pytest.fixture
+def transaction(world):
+    """A transactional producer on the world's partition."""
+    return Transaction(world, "first")
+
+
+def values(word, count):
+    """So many different values."""
+    return [f"{word} {n}" for n in range(count)]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_an_open_transaction_at_the_seam_is_the_live_lanes(world, transaction, spark, table, rows, end):  # noqa: PLR0917
+    """Open at 100, plain to 120: crash lag ends at 100; when it has ended, live reads what is left of it, once."""
+    w, tables = world, Tables(world, spark)
+    w.crash()
+    transaction.begin(*values("paid", 10))
+    w.log_end = 110
+    w.grow_to(120)
+    with w.live() as consumer:
+        join(w, consumer)
+        assert (consumer.position(w.topic, 3), w.first_log()[0]) == (100, 100)
+        assert consumer.end_offsets(w.topic, 3) == 100, "the last stable offset, though the log goes on to 120"
+        assert w.spans(consumer.jumped) == w.spans(consumer.owed(w.topic, 3)) == [(70, 100)]
+        assert consumer.poll(0.5) is None, "nothing behind an open transaction is to be read"
+        assert tables.catch_up(table, (70, 100), max_poll_records=500) == [((70, 100), 30)]
+        getattr(transaction, end)()
+        await_log_end(w, 121)
+        assert tables.live(table, consumer, 121) == [((100, 121), 20 if end == "commit" else 10)]
+        assert consumer.owed(w.topic, 3) == ()
+        assert consumer.committed(w.topic, 3) == 121
+    paid = [(100 + n, value, "live") for n, value in enumerate(values("paid", 10))]
+    assert [(row["offset"], row["value"], row["lane"]) for row in rows(table)] == [
+        *((n, str(n), "catch-up") for n in range(70, 100)),
+        *(paid if end == "commit" else []),
+        *((n, str(n), "live") for n in range(110, 120)),
+    ]
+
+
+def test_both_lanes_read_the_same_of_transactions(services, world, transaction, produce, spark, table, rows):  # noqa: PLR0917
+    """Transactions one after the other, interleaved and cut by batches: no lane sees an aborted record or a marker."""
+    w, other = world, Transaction(world, "second")
+    w.grow_to(5)
+    transaction.begin(*values("kept", 6))  # 5-11
+    transaction.commit()
+    await_log_end(w, 12)
+    transaction.begin(*values("aborted", 8))  # 12-20
+    transaction.abort()
+    await_log_end(w, 21)
+    other.begin(*values("aborted too", 4))  # 21-25
+    transaction.begin(*values("kept too", 3))  # 25-28
+    other.abort()
+    transaction.commit()
+    await_log_end(w, 30)
+    expected = [
+        *((n, str(n)) for n in range(5)),
+        *((5 + n, value) for n, value in enumerate(values("kept", 6))),
+        *((25 + n, value) for n, value in enumerate(values("kept too", 3))),
+    ]
+    with w.live(max_poll_records=18) as consumer:
+        assert Tables(w, spark).live(table, consumer, 30) == [((0, 18), 11), ((18, 30), 3)]
+    assert records(rows(table)) == expected
+
+    owing = World(services, w.topic, produce)
+    owe_everything(owing, 30)
+    caught_up = f"{table}_caught_up"
+    batches = Tables(owing, spark).catch_up(caught_up, (0, 30), max_poll_records=13)
+    assert batches == [((0, 13), 11), ((13, 26), 1), ((26, 30), 2)]
+    assert records(rows(caught_up)) == expected
+
+
+def test_a_hole_is_processed_like_anything_else(services, world, transaction, table, rows):
+    """Only aborted records and markers: the live lane commits 0 rows, and the crash lag of such a hole materialises."""
+    w = world
+    w.grow_to(70)
+    with pytest.raises(ZeroDivisionError), w.live() as consumer:
+        w.process(consumer, 70)
+        transaction.begin(*values("aborted", 12))
+        transaction.abort()
+        await_log_end(w, 83)
+        assert w.spans(consumer.poll(SECONDS).ranges) == [(70, 83)]
+        raise ZeroDivisionError
+
+    @kl.kafka_asset(topics=[w.topic], group_id=w.group, table=table, enable_parallel_rebalance=True, idle_seconds=0.3)
+    def orders(batch):
+        return batch.selectExpr("topic", "partition", "offset")
+
+    resources = dg.Definitions(
+        resources={"kafka": w.kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+    )
+    defs = dg.Definitions.merge(orders.definitions, resources)
+
+    def run(job, **partition):
+        return defs.resolve_job_def(job).execute_in_process(instance=instance, **partition)
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert run("orders_job").success  # jumps over the hole
+        transaction.begin(*values("aborted again", 12))
+        transaction.abort()
+        await_log_end(w, 96)
+        [event] = run("orders_job").asset_materializations_for_node("orders")
+        assert (event.metadata["batches"].value, event.metadata["rows_written"].value) == (1, 0)
+        assert w.first_log()[0] == 96
+        key = f"{w.topic}:3:70-83"
+        instance.add_dynamic_partitions("orders_crash_lag", [key])
+        assert run("orders_crash_lag_job", partition_key=key).success
+        assert instance.get_materialized_partitions(orders.crash_lag.key) == {key}
+    assert rows(table) == []
+    assert w.kafka.cluster().facts(w.group, [w.tp])[w.tp].outstanding == ()
