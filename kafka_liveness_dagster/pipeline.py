@@ -98,8 +98,7 @@ class Pipeline:
         while (batch := next_batch(pace.bound)) is not None:
             reach(Failpoint.AFTER_PLAN)
             try:
-                self._process(batch, lane, under_way, tally, log)
-                pace.in_time()
+                pace.in_time(batch, self._process(batch, lane, under_way, tally, log))
             except FencedError as fenced:
                 if not fenced.reason.may_rejoin:
                     raise
@@ -108,7 +107,10 @@ class Pipeline:
                 log.warning("%s: %s. At most %d offsets next", batch, fenced, pace.bound)
         return tally
 
-    def _process(self, batch: Batch, lane: Lane, under_way: _UnderWay, tally: Tally, log: dg.DagsterLogManager) -> None:
+    def _process(
+        self, batch: Batch, lane: Lane, under_way: _UnderWay, tally: Tally, log: dg.DagsterLogManager
+    ) -> float:
+        """Take a batch from Kafka to the commit; gives the seconds it took."""
         started = time.monotonic()
         log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
         try:
@@ -121,8 +123,10 @@ class Pipeline:
             log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         lane.commit(batch)
         reach(Failpoint.AFTER_OFFSET_COMMIT)
-        tally.add(batch, written.rows, time.monotonic() - started)
-        log.info("committed %s: %s in %.2f s", batch, counted(written.rows), time.monotonic() - started)
+        seconds = time.monotonic() - started
+        tally.add(batch, written.rows, seconds)
+        log.info("committed %s: %s in %.2f s", batch, counted(written.rows), seconds)
+        return seconds
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""

@@ -1,13 +1,14 @@
-"""How many offsets may the next batch hold after one was too slow? Half of them, down to the offset that fails alone.
+"""How many offsets may the next batch hold? As many as are expected to take half of its budget, or simply the most.
 
-Never drops an offset: what failed alone is named, and the caller decides whether it is owed or ends the run.
+After one that was too slow: half of them, down to the offset that fails alone. Never drops an offset: what failed alone
+is named, and the caller decides whether it is owed or ends the run.
 
 >>> from kafka_liveness_dagster.core.fairness import Batch
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> pace = Pace(ceiling=50)
 >>> pace.too_slow(Batch((OffsetRange("orders", 3, 70, 120),), deadline_seconds=60)), pace.bound
 (None, 25)
->>> pace.in_time(), pace.bound
+>>> pace.in_time(Batch((OffsetRange("orders", 3, 70, 95),), deadline_seconds=60), seconds=20.0), pace.bound
 (None, 50)
 """
 
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
+
+
+FIRST_OFFSETS = 10_000
+"""Of an automatic bound, before anything is known: a second of work for most transforms."""
+AUTO_CEILING = 5_000_000
+"""Of an automatic bound that was given none."""
+_MOST_GROWTH = 4  # of a bound from one batch to the next: one quick batch proves little
+_CLOCK_SECONDS = 0.001
 
 
 class PoisonedOffsetError(KafkaLivenessError):
@@ -47,18 +56,27 @@ class Pace:
 
     Attributes:
         ceiling: ``max_poll_records``; never exceeded.
+        auto: find the bound by what batches take: the next is expected to use half of its budget.
         bound: offsets the next batch may hold.
     """
 
     ceiling: int
+    auto: bool = False
     bound: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bound = self.ceiling
+        self.bound = min(self.ceiling, FIRST_OFFSETS) if self.auto else self.ceiling
 
-    def in_time(self) -> None:
-        """A batch was committed: the next may be twice as large, up to the ceiling."""
-        self.bound = min(self.ceiling, 2 * self.bound)
+    def in_time(self, batch: Batch, seconds: float) -> None:
+        """A batch was committed after so long: the next may be larger, up to the ceiling."""
+        if not self.auto:
+            self.bound = min(self.ceiling, 2 * self.bound)
+            return
+        # What is fixed in a batch makes a small one look slow for each of its offsets, so this promises too little
+        wanted = int(batch.max_records / max(seconds, _CLOCK_SECONDS) * batch.deadline_seconds / 2)
+        full, late = batch.max_records >= self.bound, seconds > batch.deadline_seconds / 2
+        if full or late or wanted > self.bound:  # a batch that lacked data is no reason to take less
+            self.bound = max(1, min(self.ceiling, wanted, _MOST_GROWTH * self.bound))
 
     def too_slow(self, batch: Batch) -> OffsetRange | None:
         """A batch exceeded its deadline: half of it next. An offset that was alone in it is returned."""

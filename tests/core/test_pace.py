@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
+from kafka_liveness_dagster.core.pace import FIRST_OFFSETS, Pace, PoisonedOffsetError
 
 
 def batch(*spans):
@@ -28,8 +28,69 @@ def test_the_ceiling_is_never_exceeded():
     pace = Pace(100)
     pace.too_slow(batch((0, 60)))
     for bound in (60, 100, 100):
-        pace.in_time()
+        pace.in_time(batch((0, 60)), 30.0)
         assert pace.bound == bound
+
+
+BUDGET = 60.0
+
+
+def work(pace, speeds, overhead=0.4, lag=10**9):
+    """Batches of a lane that does so many offsets a second: the share of its budget that each took, 1 for too slow."""
+    shares = []
+    for speed in speeds:
+        size = min(lag, pace.bound)
+        seconds = overhead + size / speed
+        planned = Batch((OffsetRange("orders", 0, 0, size),), BUDGET)
+        shares.append(seconds / BUDGET)
+        if seconds < BUDGET:
+            pace.in_time(planned, seconds)
+        else:
+            pace.too_slow(planned)
+    return shares
+
+
+def test_an_automatic_bound_comes_to_half_of_the_budget():
+    """Within five batches, whatever the transform takes, and it stays there."""
+    for speed in (500, 20_000, 300_000):
+        shares = work(Pace(10**9, auto=True), [speed] * 12)
+        assert all(0.45 < share < 0.55 for share in shares[7:]), speed
+        assert max(shares) < 1, "no batch on the way there was thrown away"
+
+
+@given(speeds=st.lists(st.floats(0.55, 1.8), min_size=5, max_size=60), first=st.integers(200, 100_000))
+def test_changing_speed_costs_no_batch_unless_it_halves_at_once(speeds, first):
+    """Half of the budget is the reserve: what is not twice as slow as the batch before stays inside."""
+    walk, now = [first] * 10, float(first)
+    for change in speeds:
+        now = min(1e6, max(200.0, now * change))
+        walk.append(now)
+    assert max(work(Pace(10**9, auto=True), walk)) < 1
+
+
+def test_a_sudden_slowdown_costs_one_batch():
+    """Ten times as slow from one batch to the next: halved until it fits, then half of the budget again."""
+    shares = work(Pace(10**9, auto=True), [10_000] * 10 + [1_000] * 10)
+    assert sum(share >= 1 for share in shares) <= 3
+    assert 0.45 < shares[-1] < 0.55
+
+
+def test_little_data_is_no_reason_to_take_less():
+    """A lane that is idle between bursts takes the next burst as large as the last one."""
+    pace = Pace(10**9, auto=True)
+    work(pace, [10_000] * 10)
+    before = pace.bound
+    work(pace, [10_000] * 50, lag=3)
+    assert pace.bound == before
+
+
+def test_an_automatic_bound_is_bounded_too():
+    """The ceiling is the ceiling, and the first batch knows nothing yet."""
+    assert Pace(100, auto=True).bound == 100
+    assert Pace(10**9, auto=True).bound == FIRST_OFFSETS
+    pace = Pace(20_000, auto=True)
+    work(pace, [1_000_000] * 9)
+    assert pace.bound == 20_000
 
 
 def test_an_offset_alone_is_named():
@@ -67,7 +128,7 @@ def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
                 assert found == bad
                 return
         else:
-            pace.in_time()
+            pace.in_time(Batch(ranges, 60), 1.0)
             last = after
             for r in ranges:
                 heads[r.partition] = r.end
