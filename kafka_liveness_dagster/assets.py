@@ -34,6 +34,8 @@ def kafka_asset(
     liveness: Literal["poll", "progress"] = "poll",
     on_poison: Literal["raise", "quarantine"] = "raise",
     group_instance_id: str | None = None,
+    max_lag: int | None = None,
+    max_crash_lag_age_seconds: float | None = None,
     idle_seconds: float = 10.0,
     max_live_runs: int = 1,
     auto_catch_up: bool = False,
@@ -76,6 +78,9 @@ def kafka_asset(
             the run with its name (``raise``), or is owed like crash lag while the others go on (``quarantine``).
         group_instance_id: makes the live run a static member (KIP-345): a restart within the session timeout moves no
             partitions. For one live run at a time.
+        max_lag: with more offsets to read than this the asset check ``lag`` warns; without it the check only reports.
+        max_crash_lag_age_seconds: with a range owed for longer the asset check ``crash_lag_age`` warns; without it the
+            check only reports.
         idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
         max_live_runs: how many live runs may share the topic's partitions; more than partitions are never started.
         auto_catch_up: the sensor starts a run for each crash lag partition by itself, one at a time, oldest first.

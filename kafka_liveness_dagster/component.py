@@ -75,6 +75,8 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     liveness: Literal["poll", "progress"] = _setting("liveness")
     on_poison: Literal["raise", "quarantine"] = _setting("on_poison")
     group_instance_id: str | None = _setting("group_instance_id")
+    max_lag: int | None = _setting("max_lag")
+    max_crash_lag_age_seconds: float | None = _setting("max_crash_lag_age_seconds")
     idle_seconds: float = _setting("idle_seconds")
     max_live_runs: int = _setting("max_live_runs")
     auto_catch_up: bool = _setting("auto_catch_up")

@@ -13,11 +13,15 @@ class GroupCursor(BaseModel, frozen=True):
     Attributes:
         observed_at: when the group was last observed on its topic asset, seconds since the epoch.
         events: how many events were told so far; numbers the requests that answer them.
+        outcomes: of the checks as they were stored last, in a letter each.
+        checked_at: when, seconds since the epoch.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
     """
 
     observed_at: float = 0.0
     events: int = 0
+    outcomes: str = ""
+    checked_at: float = 0.0
     state: GroupState | None = None
     members: dict[str, str] = {}
     told: tuple[str, ...] = ()
@@ -33,11 +37,15 @@ class GroupCursor(BaseModel, frozen=True):
         return Memory(self.state, self.members, self.told, self.dealt, self.rebalancing_since, self.absent)
 
     @classmethod
-    def of(cls, memory: Memory, *, observed_at: float, events: int) -> GroupCursor:
+    def of(
+        cls, memory: Memory, *, observed_at: float, events: int, outcomes: str = "", checked_at: float = 0.0
+    ) -> GroupCursor:
         """The cursor that keeps a memory."""
         return cls(
             observed_at=observed_at,
             events=events,
+            outcomes=outcomes,
+            checked_at=checked_at,
             state=memory.state,
             members=dict(memory.members),
             told=memory.told,

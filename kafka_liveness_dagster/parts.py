@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 import dagster as dg
 
+from kafka_liveness_dagster.checks import GroupChecks
 from kafka_liveness_dagster.core.commit_log import check_group_id
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes import run_catch_up, run_live
@@ -26,7 +27,7 @@ class KafkaAsset:
     """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function, and its settings.
 
     Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
-    ``crash_lag_job``, ``sensor``.
+    ``crash_lag_job``, ``checks``, ``checks_job``, ``sensor``.
     """
 
     transform: Callable[..., Any]
@@ -45,6 +46,8 @@ class KafkaAsset:
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
     group_instance_id: str | None
+    max_lag: int | None
+    max_crash_lag_age_seconds: float | None
     idle_seconds: float
     max_live_runs: int
     auto_catch_up: bool
@@ -83,7 +86,8 @@ class KafkaAsset:
         topics = [spec for topic, spec in zip(self.topics, self._topics, strict=True) if topic not in declared]
         return dg.Definitions(
             assets=[*topics, self.live, self.crash_lag],
-            jobs=[self.live_job, self.crash_lag_job],
+            asset_checks=[self.checks],
+            jobs=[self.live_job, self.crash_lag_job, self.checks_job],
             sensors=[self.sensor],
         )
 
@@ -126,6 +130,17 @@ class KafkaAsset:
         return self._job(self.crash_lag, lane_tags(self.group_id, "catch-up"))
 
     @cached_property
+    def checks(self) -> dg.AssetChecksDefinition:
+        """Whether the group is read, near the log end, caught up, and ahead of the broker's retention."""
+        return self._group_checks.definition(f"{self.name}_checks", self.kafka_resource_key)
+
+    @cached_property
+    def checks_job(self) -> Any:
+        """Evaluates ``checks``, for a schedule of your own; the sensor does so without it."""
+        selection = dg.AssetSelection.checks(self.checks)
+        return dg.define_asset_job(f"{self.name}_checks_job", selection, executor_def=dg.in_process_executor)
+
+    @cached_property
     def sensor(self) -> dg.SensorDefinition:
         """Watches the consumer group: see :func:`build_group_sensor`."""
         return build_group_sensor(
@@ -140,9 +155,25 @@ class KafkaAsset:
             fail_ghost_runs=self.fail_ghost_runs,
             on_event=self.on_event,
             event_jobs=self.event_jobs,
+            checks=self._group_checks,
             minimum_interval_seconds=self.sensor_interval_seconds,
             default_status=self.sensor_status,
             kafka_resource_key=self.kafka_resource_key,
+        )
+
+    @property
+    def _group_checks(self) -> GroupChecks:
+        return GroupChecks(
+            group_id=self.group_id,
+            topics=self.topics,
+            live=self.live.key,
+            crash_lag=self.crash_lag.key,
+            partitions_name=f"{self.name}_crash_lag",
+            max_lag=self.max_lag,
+            max_crash_lag_age_seconds=self.max_crash_lag_age_seconds,
+            max_poll_records=self.max_poll_records,
+            max_live_runs=self.max_live_runs,
+            ghost_after_seconds=self.ghost_after_seconds,
         )
 
     @property
@@ -198,7 +229,7 @@ class KafkaAsset:
         """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""
         return dg.define_asset_job(
             f"{asset.key.path[-1]}_job",
-            selection=[asset.key],
+            selection=dg.AssetSelection.assets(asset.key).without_checks(),  # the sensor tells them all the time
             executor_def=dg.in_process_executor,
             tags=tags,
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from kafka_liveness_dagster.checks import news
 from kafka_liveness_dagster.core.events import CrashLagFound, GhostFound, GroupEvent
 from kafka_liveness_dagster.core.membership import RunFate, restart_delay_seconds, wants_live_run
 from kafka_liveness_dagster.core.watch import changes
@@ -26,6 +27,7 @@ from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
 from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags, runs_in_progress
 
 if TYPE_CHECKING:
+    from kafka_liveness_dagster.checks import GroupChecks
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 Hook = Callable[[GroupEvent], "dg.RunRequest | Iterable[dg.RunRequest] | None"]
@@ -46,6 +48,7 @@ def build_group_sensor(
     fail_ghost_runs: bool = False,
     on_event: Hook | None = None,
     event_jobs: Sequence[Any] = (),
+    checks: GroupChecks | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     kafka_resource_key: str = "kafka",
@@ -65,6 +68,7 @@ def build_group_sensor(
         on_event: called with each event of ``core.events`` when it is first seen; what it returns is requested. A
             request without a ``run_key`` gets one of its event, so that a repeated tick starts nothing twice.
         event_jobs: jobs that ``on_event`` may request; with a single one, requests need not name it.
+        checks: asset checks to evaluate with the observations.
         minimum_interval_seconds: between two ticks.
         default_status: ``RUNNING`` to start with the code location.
         kafka_resource_key: of the :class:`KafkaLivenessResource`.
@@ -82,6 +86,7 @@ def build_group_sensor(
         fail_ghost_runs=fail_ghost_runs,
         on_event=on_event,
         event_job_name=event_jobs[0].name if len(event_jobs) == 1 else None,
+        checks=checks,
     )
 
     @dg.sensor(
@@ -111,6 +116,7 @@ class _Watch:
     fail_ghost_runs: bool
     on_event: Hook | None
     event_job_name: str | None
+    checks: GroupChecks | None
 
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
         # Dagster first: a range that is materialised between the two looks must not come back as a new partition
@@ -126,6 +132,11 @@ class _Watch:
         answers = self._answers(context, events, cursor.events)
         wanted, why_not = self._live_runs(instance, look, now)
         missing = [key for key in existing if is_key(key) and key not in materialized]
+        judged: Sequence[dg.AssetCheckEvaluation] = ()
+        outcomes, checked_at = cursor.outcomes, cursor.checked_at
+        if self.checks is not None and observe:
+            judged = self.checks.evaluate(look, instance, [*missing, *keys], now, requested=bool(wanted))
+            judged, outcomes, checked_at = news(judged, outcomes, checked_at, now)
         runs = [*wanted, *self._catch_up_runs(instance, look, missing, now), *answers]
         if self.fail_ghost_runs:
             self._fail(instance, look, events)
@@ -136,9 +147,14 @@ class _Watch:
             asset_events=[
                 *(group_observations(self.group_id, self.topics, look, events) if observe else []),
                 *(range_observation(self.crash_lag.key, self.group_id, key, look) for key in keys),
+                *judged,
             ],
             cursor=GroupCursor.of(
-                memory, observed_at=now if observe else cursor.observed_at, events=cursor.events + len(events)
+                memory,
+                observed_at=now if observe else cursor.observed_at,
+                events=cursor.events + len(events),
+                outcomes=outcomes,
+                checked_at=checked_at,
             ).encode(),
         )
 

@@ -1,0 +1,190 @@
+"""Is a group well? Is it read, how far behind is it, how old is what it owes, and is any of it about to expire?
+
+Judges one look, in numbers and with the remedy; never asks Kafka or Dagster, and has no memory.
+
+>>> from kafka_liveness_dagster.core.offsets import TopicPartition
+>>> behind = PartitionSnapshot(TopicPartition("orders", 3), committed=70, mark=None, log_end=120)
+>>> print(lag_below([behind], max_lag=20).told)
+lag 50 is above max_lag=20. Let more runs share it (max_live_runs), or take larger batches (max_poll_records)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.commit_log import Mark
+from kafka_liveness_dagster.core.events import LeaveReason
+from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, RunFate, expiry
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from kafka_liveness_dagster.core.watch import GroupSnapshot
+
+_NAMED = 5
+_GHOST = ". Queued or hanging? When it is terminated, the sensor starts another"
+_FOREIGN = ". What they commit comes into no table: give them a group id of their own"
+_AWAY = ". It joins again with its next poll; its log says what took so long"
+_NOBODY = ". The group's sensor starts live runs: is it switched on?"
+
+
+class Gravity(Enum):
+    """How bad it is."""
+
+    FINE = "fine"
+    WARNING = "warning"
+    """Late, or it mends itself, or it is people's to decide: nothing is lost."""
+    ERROR = "error"
+    """Nobody works on what waits, or data is gone."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One judgement: what is told, and the numbers behind it."""
+
+    gravity: Gravity
+    told: str
+    numbers: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+def group_alive(
+    seen: GroupSnapshot,
+    ages_seconds: Mapping[str, float],
+    ghost_after_seconds: float,
+    *,
+    requested: bool = False,
+) -> Verdict:
+    """Whether the group is read, or there is nothing to read and its last run was fine.
+
+    Args:
+        seen: the group now; ``runs`` newest first.
+        ages_seconds: how long ago each run in progress was started.
+        ghost_after_seconds: a run that has been no member since its start, for so long, is a ghost.
+        requested: a live run is being requested at this moment.
+    """
+    in_progress = [run for run, known in seen.runs.items() if known.fate is RunFate.IN_PROGRESS]
+    left = {gone.run: gone.reason for gone in seen.left if gone.run in in_progress}
+    # of a static member the coordinator may show an older run's name: its marks tell who works
+    marks = {p.mark.run for p in seen.partitions if p.mark is not None and p.mark.mark is Mark.RUNNING}
+    at_work = {member.name for member in seen.members} | (marks - set(left))
+    absent = [run for run in in_progress if run not in at_work and run not in left]
+    late = [run for run in absent if ages_seconds.get(run, 0.0) >= ghost_after_seconds]
+    ghosts = [*(run for run, reason in left.items() if reason is LeaveReason.SILENT), *late]
+    away = {run: reason for run, reason in left.items() if reason in (LeaveReason.POLL_TIMEOUT, LeaveReason.LOST)}
+    coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
+    ended = next((known.fate for known in seen.runs.values() if known.fate is not RunFate.IN_PROGRESS), None)
+    foreign, lag = [member.name for member in seen.members if member.is_foreign], _lag(seen.partitions)
+    ours = len(seen.members) - len(foreign)
+    failed = "; the last live run failed, see its error" if ended is RunFate.FAILED else ""
+    waits = Gravity.WARNING if ours or not lag else Gravity.ERROR
+    gone = ", ".join(f"run {run} {reason.value}" for run, reason in away.items())
+    rules = (
+        # Rule 1: a run that does not work is told, whoever works beside it
+        (ghosts, waits, f"in progress and no member of the group: run {_named(ghosts)}; lag {lag:,}", _GHOST),
+        # Rule 2: somebody reads; what others commit never comes into the table
+        (ours, Gravity.FINE, f"{_count(ours, 'member')} at work, lag {lag:,}", ""),
+        (foreign, Gravity.ERROR, f"only foreign consumers are in the group: {_named(foreign)}", _FOREIGN),
+        # Rule 3: on its way in
+        (coming, Gravity.FINE, f"no member, and a run is on its way; lag {lag:,}", ""),
+        (away, Gravity.WARNING, f"{gone} and is not back yet, lag {lag:,}", _AWAY),
+        # Rule 4: nobody is there
+        (lag, Gravity.ERROR, f"lag {lag:,} and nobody reads{failed}", _NOBODY),
+        (failed, Gravity.WARNING, f"nothing to read{failed}", ""),
+        (True, Gravity.FINE, "nothing to read, no member needed", ""),
+    )
+    gravity, told = next((gravity, told + remedy) for holds, gravity, told, remedy in rules if holds)
+    numbers = {"members": ours, "foreign_members": len(foreign), "runs_in_progress": len(in_progress), "lag": lag}
+    return Verdict(gravity, told, {**numbers, "ghosts": len(ghosts)})
+
+
+def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
+    """Whether the live lane is near enough to the log end; paused partitions are held by will and do not count."""
+    lag, paused = _lag(partitions), sum(p.lag for p in partitions if p.paused)
+    numbers = {"lag": lag, "largest_lag": max((p.lag for p in partitions if not p.paused), default=0), "paused": paused}
+    if max_lag is None:
+        return Verdict(Gravity.FINE, f"lag {lag:,}; no bound is set (max_lag)", numbers)
+    numbers["max_lag"] = max_lag
+    if lag <= max_lag:
+        return Verdict(Gravity.FINE, f"lag {lag:,}, at most max_lag={max_lag:,}", numbers)
+    remedy = "Let more runs share it (max_live_runs), or take larger batches (max_poll_records)"
+    return Verdict(Gravity.WARNING, f"lag {lag:,} is above max_lag={max_lag:,}. {remedy}", numbers)
+
+
+def crash_lag_age(
+    partitions: Sequence[PartitionSnapshot],
+    oldest_seconds: float,
+    unlisted: Sequence[str],
+    max_age_seconds: float | None,
+) -> Verdict:
+    """Whether what the live lane jumped over is caught up soon enough.
+
+    Args:
+        partitions: the group's.
+        oldest_seconds: how long Dagster has known of the oldest range that is still owed.
+        unlisted: owed ranges that Dagster has no partition for: nobody knows their age.
+        max_age_seconds: None for a check that only reports.
+    """
+    owed, ranges = sum(p.owed for p in partitions), sum(len(p.outstanding) for p in partitions)
+    numbers: dict[str, int | float | str] = {"owed_offsets": owed, "owed_ranges": ranges}
+    if not owed:
+        return Verdict(Gravity.FINE, "nothing is owed", numbers)
+    numbers["oldest_seconds"] = round(oldest_seconds, 3)
+    told = f"{owed:,} offsets in {_count(ranges, 'range')} are owed, the oldest for {oldest_seconds:,.0f} s"
+    if max_age_seconds is None:
+        return Verdict(Gravity.FINE, f"{told}; no bound is set (max_crash_lag_age_seconds)", numbers)
+    numbers["max_crash_lag_age_seconds"] = max_age_seconds
+    if oldest_seconds > max_age_seconds:
+        remedy = "Materialize the missing partitions, or let the sensor do it (auto_catch_up)"
+        return Verdict(Gravity.WARNING, f"{told}, longer than {max_age_seconds:g} s. {remedy}", numbers)
+    if unlisted:
+        told = f"{_named(unlisted)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"
+        return Verdict(Gravity.WARNING, f"{told}. The group's sensor adds them: is it switched on?", numbers)
+    return Verdict(Gravity.FINE, f"{told}, at most {max_age_seconds:g} s", numbers)
+
+
+def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdict:
+    """Whether the broker deletes, or soon will, what neither lane has processed.
+
+    Args:
+        partitions: the group's.
+        batch_size: what the live lane's next batch takes is not about to expire, however short the log is.
+    """
+    lost, near = [], []
+    for seen in partitions:
+        waiting = [*seen.outstanding]
+        if seen.committed is not None and seen.lag:
+            waiting.append(Span(seen.committed, seen.log_end))
+        for span in waiting:
+            at_risk = expiry(span, seen.log_start, seen.log_end)
+            if at_risk in (Expiry.BEGUN, Expiry.GONE):
+                gone = Span(span.start, min(span.end, seen.log_start))
+                lost.append(OffsetRange(*seen.topic_partition, *gone))
+            elif at_risk is Expiry.NEAR and (span in seen.outstanding or seen.paused or span.size > batch_size):
+                near.append(OffsetRange(*seen.topic_partition, *span))
+    numbers = {"expired_offsets": sum(r.size for r in lost), "offsets_about_to_expire": sum(r.size for r in near)}
+    longer = "process them now (crash lag: its partitions), or raise the topic's retention"
+    if lost:
+        told = f"expired before they were processed: {_named(lost)}, {numbers['expired_offsets']:,} offsets"
+        remedy = "What is gone: `kafka-liveness forgive` closes owed ranges, on_data_loss='skip' passes them"
+        also = f" About to expire: {_named(near)}: {longer}." if near else ""
+        return Verdict(Gravity.ERROR, f"{told}.{also} {remedy}", numbers)
+    if near:
+        told = f"about to expire: {_named(near)}, {numbers['offsets_about_to_expire']:,} offsets"
+        return Verdict(Gravity.WARNING, f"{told}: {longer}", numbers)
+    return Verdict(Gravity.FINE, "nothing that waits is about to expire", numbers)
+
+
+def _lag(partitions: Iterable[PartitionSnapshot]) -> int:
+    return sum(seen.lag for seen in partitions if not seen.paused)
+
+
+def _named(things: Sequence[object]) -> str:
+    more = len(things) - _NAMED
+    return ", ".join(map(str, things[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

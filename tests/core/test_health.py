@@ -1,0 +1,161 @@
+"""How a group is judged: every row says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.health import Gravity, crash_lag_age, group_alive, lag_below, retention
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
+
+RUN, OLDER = "0badcafe", "01dbeef0"
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
+AT_WORK, DONE, FAILED = Run(RunFate.IN_PROGRESS, started=True), Run(RunFate.SUCCEEDED), Run(RunFate.FAILED)
+TIMED_OUT = Run(RunFate.IN_PROGRESS, FenceReason.POLL_TIMEOUT.value, started=True)
+FROZEN = AT_WORK
+MEMBER, STATIC = MemberSeen("m-1", RUN, (P0,)), MemberSeen("m-1", OLDER, (P0,), is_static=True)
+FOREIGN = MemberSeen("m-2", "rdkafka at 10.0.0.7", (P0,), is_foreign=True)
+
+
+def partition(committed=70, mark=Mark.RELEASED, log_end=70, tp=P0, run=RUN, **more):
+    return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, **more)
+
+
+IDLE, BEHIND = partition(), partition(log_end=120)
+OPEN, OPEN_BEHIND = partition(mark=Mark.RUNNING), partition(mark=Mark.RUNNING, log_end=120)
+HELD = partition(mark=Mark.PAUSED, log_end=120)
+NEW = partition(committed=None, mark=None, log_end=50)
+
+
+@pytest.mark.parametrize(
+    ("members", "runs", "at", "gravity", "says"),
+    [
+        pytest.param([MEMBER], {RUN: AT_WORK}, OPEN_BEHIND, FINE, "1 member at work, lag 50", id="it is read"),
+        pytest.param([MEMBER], {RUN: AT_WORK, OLDER: FAILED}, OPEN, FINE, "1 member", id="a failure is over"),
+        pytest.param([STATIC], {RUN: AT_WORK}, OPEN, FINE, "1 member", id="static: named after the run that joined"),
+        pytest.param([], {}, IDLE, FINE, "nothing to read", id="nobody is needed"),
+        pytest.param([], {RUN: DONE}, IDLE, FINE, "nothing to read", id="the last run was fine"),
+        pytest.param([], {RUN: DONE}, HELD, FINE, "nothing to read", id="paused: nobody is to read it"),
+        pytest.param([], {RUN: FAILED}, IDLE, WARNING, "read; the last live run failed", id="it failed, nothing waits"),
+        pytest.param([], {RUN: DONE}, BEHIND, ERROR, "lag 50 and nobody reads.", id="records wait for nobody"),
+        pytest.param([], {}, NEW, ERROR, "lag 50 and nobody reads.", id="never read"),
+        pytest.param([], {RUN: FAILED}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="crashed, no other"),
+        pytest.param([], {RUN: AT_WORK}, BEHIND, FINE, "a run is on its way", id="at its last lines, released"),
+        pytest.param([], {OLDER: AT_WORK}, NEW, FINE, "a run is on its way", id="about to join"),
+        pytest.param(
+            [], {RUN: TIMED_OUT}, OPEN_BEHIND, WARNING, f"run {RUN} left by poll timeout", id="its batch hung"
+        ),
+        pytest.param([MEMBER], {RUN: TIMED_OUT}, OPEN_BEHIND, FINE, "1 member", id="and it is back"),
+        pytest.param([], {RUN: FROZEN}, OPEN_BEHIND, ERROR, f"no member of the group: run {RUN};", id="frozen"),
+        pytest.param([], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hanging?", id="frozen, nothing waits"),
+        pytest.param([FOREIGN], {}, BEHIND, ERROR, "rdkafka at 10.0.0.7. What they commit", id="only a stranger"),
+        pytest.param([FOREIGN, MEMBER], {RUN: AT_WORK}, OPEN, FINE, "1 member at work", id="a stranger beside it"),
+    ],
+)
+def test_group_alive(members, runs, at, gravity, says):
+    """A member, or nothing to read and a last run that was fine."""
+    found = group_alive(GroupSnapshot(GroupState.STABLE, tuple(members), (at,), runs), dict.fromkeys(runs, 5.0), 120.0)
+    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert found.numbers["foreign_members"] + found.numbers["members"] == len(members)
+
+
+@pytest.mark.parametrize(
+    ("members", "age", "gravity", "says"),
+    [
+        pytest.param([], 119.0, FINE, "on its way", id="still starting"),
+        pytest.param([], 120.0, ERROR, f"run {OLDER}; lag 50", id="it never joined"),
+        pytest.param([MEMBER], 120.0, WARNING, f"run {OLDER}; lag 50", id="it never joined, another reads"),
+    ],
+)
+def test_a_run_that_never_joins_is_a_ghost_after_a_while(members, age, gravity, says):
+    """It left no mark: only its age tells a start from a ghost."""
+    seen = GroupSnapshot(GroupState.STABLE, tuple(members), (BEHIND,), {OLDER: AT_WORK})
+    found = group_alive(seen, {OLDER: age}, 120.0)
+    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert found.numbers["ghosts"] == (age >= 120)
+
+
+def test_a_run_that_is_being_requested_counts():
+    """The sensor looks and requests in one tick: new records are no alarm."""
+    seen = GroupSnapshot(GroupState.EMPTY, (), (BEHIND,), {RUN: DONE})
+    assert group_alive(seen, {}, 120.0).gravity is ERROR
+    assert group_alive(seen, {}, 120.0, requested=True).gravity is FINE
+
+
+@pytest.mark.parametrize(
+    ("bound", "partitions", "gravity", "says"),
+    [
+        pytest.param(None, [BEHIND], FINE, "lag 50; no bound", id="only told"),
+        pytest.param(50, [BEHIND], FINE, "at most max_lag=50", id="the bound is allowed"),
+        pytest.param(49, [BEHIND], WARNING, "lag 50 is above max_lag=49", id="above"),
+        pytest.param(60, [BEHIND, NEW], WARNING, "lag 100 is above", id="all partitions together"),
+        pytest.param(0, [HELD, IDLE], FINE, "lag 0", id="paused by will"),
+        pytest.param(0, [], FINE, "lag 0", id="no partition"),
+    ],
+)
+def test_lag_below(bound, partitions, gravity, says):
+    """What is to be read is at most the bound."""
+    found = lag_below(partitions, bound)
+    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert ("max_lag" in found.numbers) == (bound is not None)
+
+
+OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(140, 150)))
+
+
+@pytest.mark.parametrize(
+    ("partitions", "oldest", "unlisted", "bound", "gravity", "says"),
+    [
+        pytest.param([IDLE], 0.0, [], 60.0, FINE, "nothing is owed", id="nothing"),
+        pytest.param([OWING], 900.0, [], None, FINE, "60 offsets in 2 ranges are owed, the oldest for 900", id="told"),
+        pytest.param([OWING], 60.0, [], 60.0, FINE, "at most 60 s", id="the bound is allowed"),
+        pytest.param([OWING], 61.0, [], 60.0, WARNING, "for 61 s, longer than 60 s. Materialize", id="too old"),
+        pytest.param([OWING], 0.0, ["orders:0:70-120"], 60.0, WARNING, "orders:0:70-120 of 60 owed", id="no partition"),
+        pytest.param([OWING], 0.0, ["orders:0:70-120"], None, FINE, "no bound", id="no partition, no bound"),
+    ],
+)  # fmt: skip
+def test_crash_lag_age(partitions, oldest, unlisted, bound, gravity, says):  # noqa: PLR0917
+    """What is owed is not owed for longer than the bound."""
+    found = crash_lag_age(partitions, oldest, unlisted, bound)
+    assert (found.gravity, says in found.told) == (gravity, True), found.told
+
+
+def log(log_start, committed=200, log_end=200, mark=Mark.RELEASED, owed=()):
+    return partition(committed, mark, log_end, log_start=log_start, outstanding=owed)
+
+
+@pytest.mark.parametrize(
+    ("at", "gravity", "says"),
+    [
+        pytest.param(log(0, owed=(Span(0, 50),)), FINE, "nothing that waits", id="retention has not begun"),
+        pytest.param(log(10, owed=(Span(70, 120),)), FINE, "nothing that waits", id="owed, far from the log start"),
+        pytest.param(log(69, owed=(Span(70, 120),)), WARNING, "about to expire: orders:0:70-120, 50", id="owed, near"),
+        pytest.param(log(80, owed=(Span(70, 120),)), ERROR, "orders:0:70-80, 10 offsets", id="owed, partly gone"),
+        pytest.param(log(130, owed=(Span(70, 120),)), ERROR, "orders:0:70-120, 50 offsets", id="owed, gone"),
+        pytest.param(
+            log(80, owed=(Span(70, 80), Span(81, 90))), ERROR, "About to expire: orders:0:81-90: ", id="gone and near"
+        ),
+        pytest.param(log(200), FINE, "nothing that waits", id="all is read, all is deleted"),
+        pytest.param(log(100, 101, 120), FINE, "nothing that waits", id="the next batch takes it"),
+        pytest.param(log(100, 101, 140), WARNING, "about to expire: orders:0:101-140", id="more than a batch behind"),
+        pytest.param(log(100, 101, 120, Mark.PAUSED), WARNING, "orders:0:101-120", id="paused: no batch takes it"),
+        pytest.param(log(100, 90, 140), ERROR, "orders:0:90-100, 10 offsets", id="the live lane was too late"),
+        pytest.param(log(100, None, 140), FINE, "nothing that waits", id="nothing was promised"),
+    ],
+)
+def test_retention(at, gravity, says):
+    """Nothing that waits in either lane is deleted, or about to be; a batch is 20 offsets."""
+    found = retention([at], 20)
+    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert (found.numbers["expired_offsets"] > 0) == (gravity is ERROR)
+
+
+def test_many_are_told_by_their_first():
+    """A description is read by people: five names, and how many more."""
+    owed = tuple(Span(n * 10, n * 10 + 1) for n in range(8))
+    told = retention([partition(committed=1_000, log_end=1_000, log_start=500, outstanding=owed)], 20).told
+    assert "orders:0:40-41 and 3 more, 8 offsets" in told
