@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.failpoints import Failpoint, reach
-from kafka_liveness_dagster.metadata import counted, range_metadata, range_table
+from kafka_liveness_dagster.metadata import counted, number, range_metadata, range_table
 from kafka_liveness_dagster.partitions import key_of, range_of
 from kafka_liveness_dagster.pipeline import Pipeline
-from kafka_liveness_dagster.runs import lane_tags
+from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,10 +44,13 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
         context.log.info("%s", consumer.timeouts)
         next_batch = _until_idle(consumer, asset.idle_seconds)
         tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
+        lag = _lag_at_end(consumer)
     reach(Failpoint.BEFORE_MATERIALIZATION)
     return dg.MaterializeResult(
         metadata={
             **tally.metadata(),
+            **lag,
+            **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
             "timeouts": str(consumer.timeouts),
             "crash_lag_found": range_table(consumer.jumped),
             **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
@@ -68,16 +73,18 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
     ) as lane:
         owed = lane.outstanding_ranges()
         context.log.info("a batch may take %s", lane.budget)
-        context.log.info("%d partitions; still owed of them: %s", len(asked), ", ".join(map(str, owed)) or "nothing")
+        left = ", ".join(map(str, owed)) or "nothing"
+        context.log.info("%s; still owed: %s", number(len(asked), "partition"), left)
         tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
         left_out, lost = lane.quarantined, lane.lost
-    context.log.info("written in %d batches: %s", tally.batches, counted(tally.rows))
+    context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
     if left_out:
         outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
     reach(Failpoint.BEFORE_MATERIALIZATION)
     for key, one in asked.items():
-        context.add_asset_metadata(range_metadata(asset.group_id, one, owed, lost), partition_key=key)
+        told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)))
+        context.add_asset_metadata(told, partition_key=key)
 
 
 def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Callable[[int], Batch | None]:
@@ -91,6 +98,13 @@ def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Callable[[in
         return None
 
     return next_batch
+
+
+def _lag_at_end(consumer: LivenessConsumer) -> dict[str, int]:
+    """What the partitions of this run still have to be read; a broker that is away just now is no reason to fail."""
+    with suppress(KafkaLivenessError):
+        return {"lag_at_end": consumer.lag()}
+    return {}
 
 
 def _quarantines(

@@ -45,6 +45,8 @@ class Tally:
     """None once a sink did not tell how many it wrote."""
     seconds: float = 0.0
     slowest_seconds: float = 0.0
+    slowest_share: float = 0.0
+    """Of its own budget, by the batch that came nearest to it; 1 is all of it."""
     ranges: list[OffsetRange] = field(default_factory=list)
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
@@ -53,6 +55,8 @@ class Tally:
         self.rows = None if self.rows is None or rows is None else self.rows + rows
         self.seconds += seconds
         self.slowest_seconds = max(self.slowest_seconds, seconds)
+        if batch.deadline_seconds > 0:
+            self.slowest_share = max(self.slowest_share, seconds / batch.deadline_seconds)
         self.ranges = merged((*self.ranges, *batch.ranges))
 
     @property
@@ -68,7 +72,28 @@ class Tally:
             **({} if self.rows is None else {"rows_written": dg.MetadataValue.int(self.rows)}),
             "seconds_in_batches": dg.MetadataValue.float(round(self.seconds, 3)),
             "slowest_batch_seconds": dg.MetadataValue.float(round(self.slowest_seconds, 3)),
+            "slowest_batch_percent_of_budget": dg.MetadataValue.float(round(100 * self.slowest_share, 1)),
+            **self._rates(),
             "processed": range_table(self.ranges),
+        }
+
+    def _rates(self) -> dict[str, dg.MetadataValue]:
+        """How fast Spark was, without the waiting between batches; a run without batches has no point in the plot."""
+        counts = {"offsets_per_second": self.offsets, "rows_per_second": self.rows}
+        return {
+            name: dg.MetadataValue.float(round(count / self.seconds, 1))
+            for name, count in counts.items()
+            if self.seconds and count is not None
+        }
+
+    def of_run(self, partitions: int) -> dict[str, dg.MetadataValue]:
+        """The numbers of a run that did several partitions together: batches are not cut at their borders."""
+        return {
+            "partitions_of_run": dg.MetadataValue.int(partitions),
+            "batches_of_run": dg.MetadataValue.int(self.batches),
+            **({} if self.rows is None else {"rows_of_run": dg.MetadataValue.int(self.rows)}),
+            "seconds_of_run": dg.MetadataValue.float(round(self.seconds, 3)),
+            **self._rates(),
         }
 
 
@@ -90,7 +115,12 @@ def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
 
 def counted(rows: int | None) -> str:
     """A number of rows in words, for a sink that does not tell it too."""
-    return "rows not counted" if rows is None else f"{rows:,} rows"
+    return "rows not counted" if rows is None else number(rows, "row")
+
+
+def number(count: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {noun if count == 1 else noun + ('es' if noun.endswith('ch') else 's')}"
 
 
 def told(left: Iterable[MemberLeft]) -> str:
@@ -99,7 +129,11 @@ def told(left: Iterable[MemberLeft]) -> str:
 
 
 def range_metadata(
-    group_id: str, asked: OffsetRange, owed: Iterable[OffsetRange], lost: Iterable[OffsetRange]
+    group_id: str,
+    asked: OffsetRange,
+    owed: Iterable[OffsetRange],
+    lost: Iterable[OffsetRange],
+    of_run: Mapping[str, dg.MetadataValue],
 ) -> dict[str, dg.MetadataValue]:
     """One crash lag range after its run."""
     was_owed = any(asked.overlaps(r) for r in owed)
@@ -110,6 +144,7 @@ def range_metadata(
         "offsets": dg.MetadataValue.int(asked.size),
         "state": dg.MetadataValue.text("done by this run" if was_owed else "was done before this run"),
         **({"expired_unprocessed": range_table(gone)} if gone else {}),
+        **(of_run if was_owed else {}),
     }
 
 

@@ -45,10 +45,9 @@ def group_observations(
         )
         for member in seen.members
     ]
+    told = [member.name for member in seen.members] + [gone.run for gone in seen.left if not gone.reason.in_good_order]
     links = {
-        f"run {member.name}": dg.MetadataValue.dagster_run(run.run_id)
-        for member in seen.members
-        if (run := look.run(member.name)) is not None
+        f"run {name}": dg.MetadataValue.dagster_run(run.run_id) for name in told if (run := look.run(name)) is not None
     }
     lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
     quiet = f"group {group_id} is {seen.state.value}: {len(members)} members, lag {lag:,}, {owed:,} offsets owed"

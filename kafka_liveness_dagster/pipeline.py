@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
+from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.metadata import Tally, counted
 
@@ -114,7 +115,7 @@ class Pipeline:
         started = time.monotonic()
         log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
         try:
-            written = self._write(batch, lane, under_way)
+            written = self._write(batch, lane, under_way, log)
         except Exception:
             lane.check()  # what was cancelled by the fence failed because of it
             raise
@@ -136,7 +137,7 @@ class Pipeline:
         lane.quarantine(poison)
         return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
 
-    def _write(self, batch: Batch, lane: Lane, under_way: _UnderWay) -> Written:
+    def _write(self, batch: Batch, lane: Lane, under_way: _UnderWay, log: dg.DagsterLogManager) -> Written:
         from kafka_liveness_dagster.spark.iceberg import write  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
         from kafka_liveness_dagster.spark.sink import replace  # noqa: PLC0415
@@ -151,7 +152,15 @@ class Pipeline:
             with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
                 lane.heartbeat()
 
-        with SparkJob(session, progressed if self.liveness == "progress" else None) as job:
+        told = ProgressLog(_named(batch), time.monotonic(), TELL_EVERY_SECONDS)
+
+        def reported(completed: int, total: int) -> None:
+            line = told.report(completed, total, time.monotonic())
+            if line is not None:  # on Spark's turn: a line now and then, after the heartbeat, and no reason to fail
+                with suppress(Exception):
+                    log.info("%s", line)
+
+        with SparkJob(session, progressed if self.liveness == "progress" else None, reported) as job:
             under_way.job = job
 
             def may_go_on() -> None:
@@ -165,6 +174,12 @@ class Pipeline:
             if self.sink is not None:
                 return replace(self.sink, batch.ranges, frame, may_go_on=may_replace)
             return write(session, self.table, batch.ranges, frame, may_go_on=may_go_on, may_replace=may_replace)
+
+
+def _named(batch: Batch) -> str:
+    """A batch by its first range: it may have hundreds."""
+    more = len(batch.ranges) - 1
+    return f"{batch.ranges[0]}" + (f" and {more} more" if more else "")
 
 
 class _UnderWay:

@@ -80,6 +80,12 @@ class TwoLanes:
         """The offset behind the last there is to read for either lane: the last stable offset (``read_committed``)."""
         return self._facts(topic, partition).log_end
 
+    def lag(self) -> int:
+        """Offsets that the owned partitions have behind their positions, up to the log end; in two requests."""
+        owned = dict(self._lane.member.owned) if self._lane else {}
+        bounds = self._cluster.log_bounds(owned)
+        return sum(max(0, bounds[tp][1] - one.position) for tp, one in owned.items())
+
     def pause(self, topic: str, partition: int) -> None:
         """Hold both lanes of an owned partition until ``resume``; the first commit log keeps it over restarts.
 

@@ -42,12 +42,19 @@ class SparkJob:
         on_progress: called with (completed tasks, total tasks) of the running operation when more of its tasks have
             finished than before, or all of it; Spark tells about every 2 s.
             Caller: the thread inside the job, in the middle of a Spark call. Affects: nothing; keep it short.
+        on_report: called with the same numbers whenever Spark tells, also when nothing has finished, after
+            ``on_progress``. Caller and affects: as there.
     """
 
-    def __init__(self, session: SparkSession, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        on_progress: Callable[[int, int], None] | None = None,
+        on_report: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.tag = f"kafka-liveness-{uuid4().hex}"
         self._session = session
-        self._on_progress = on_progress
+        self._on_progress, self._on_report = on_progress, on_report
         self._cancelled = threading.Event()
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -132,10 +139,12 @@ class SparkJob:
         if threading.get_ident() != self._thread:
             return  # another job of the same session
         infos = list(stages or ())
-        completed = sum(info.num_completed_tasks for info in infos)
+        counts = sum(info.num_completed_tasks for info in infos), sum(info.num_tasks for info in infos)
         before = self._seen[1] if self._seen[0] == operation_id else 0
-        self._seen = (operation_id, completed)
-        if done or completed > before:
+        self._seen = (operation_id, counts[0])
+        if done or counts[0] > before:
             self._last_progress_ms = now_ms()
             if self._on_progress is not None:
-                self._on_progress(completed, sum(info.num_tasks for info in infos))
+                self._on_progress(*counts)
+        if self._on_report is not None:
+            self._on_report(*counts)

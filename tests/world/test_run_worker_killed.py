@@ -99,7 +99,9 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     assert [request.job_name for request in first.run_requests] == ["orders_job"]
     assert "crashed" in first.run_requests[0].tags["kafka_liveness/cause"]
     live = defs.resolve_job_def("orders_job").execute_in_process(instance=instance)
-    [owed] = live.asset_materializations_for_node("orders")[0].metadata["crash_lag_found"].records
+    told = live.asset_materializations_for_node("orders")[0].metadata
+    [owed] = told["crash_lag_found"].records
+    assert told["lag_at_end"].value == 0
     assert (owed.data["offsets"], owed.data["size"]) == ("70-120", 50)
 
     second = tick()
@@ -113,6 +115,8 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
 
     backfill = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(instance=instance, partition_key=key)
     assert backfill.success
+    [done] = backfill.asset_materializations_for_node("orders_crash_lag")
+    assert (done.metadata["rows_of_run"].value, done.metadata["partitions_of_run"].value) == (50, 1)
     await_end(remote, operation)
     found = [(row["offset"], row["written_by"]) for row in rows(table)]
     assert found == [(n, "dead") for n in range(70)] + [(n, "alive") for n in range(70, 120)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import dagster as dg
 import pytest
 
@@ -64,8 +66,9 @@ def world(services, make_topic, produce, table):
         yield found
 
 
-def test_half_the_batch_is_in_time(world, rows, services):
+def test_half_the_batch_is_in_time(world, rows, services, monkeypatch):
     """A batch of more than two offsets hangs: four are too many, two are not, and all end in the table."""
+    monkeypatch.setattr("kafka_liveness_dagster.pipeline.TELL_EVERY_SECONDS", 1.0)
     transform = slow_if("count(*) OVER (PARTITION BY partition) > 2")
     warm_up(services, world.topic, transform)
     asset = world.asset(transform)
@@ -75,6 +78,7 @@ def test_half_the_batch_is_in_time(world, rows, services):
     late = world.said(run, "longer than its process timeout")
     assert late[0].startswith(f"{world.topic}:0:0-4: ")
     assert "At most 2 offsets next" in late[0]
+    assert re.match(rf"{world.topic}:0:0-4: \d of \d tasks after [1-4] s", world.said(run, "tasks after")[0])
     committed = world.said(run, "committed ")
     assert committed[0].startswith(f"committed {world.topic}:0:0-2: 2 rows")
 

@@ -201,20 +201,23 @@ def test_cancel_at_any_moment_leaves_the_table_unchanged_or_exact(own, spark, ta
 
 
 def test_progress_is_told_while_tasks_finish(own, orders, table):
-    """Counts of finished and all tasks arrive during the operation; a task that waits is no progress."""
+    """Counts of finished and all tasks arrive during the operation; a task that waits is no progress, but reported."""
     topic, kafka, more = orders
     seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     spark_says = Reports(own)
     ranges = [OffsetRange(topic, 0, 0, 130)]
 
-    with SparkJob(own, lambda *counts: seen.append(counts)) as job, ThreadPoolExecutor(1) as pool:
+    hear = (lambda *counts: seen.append(counts)), (lambda *counts: reports.append(counts))
+    with SparkJob(own, *hear) as job, ThreadPoolExecutor(1) as pool:
 
         def let_it_end():
             until(lambda: (2, 3) in seen or (1, 2) in seen)
             still = job.last_progress_ms
-            told, said = len(seen), len(spark_says.heard)
+            told, said, reported = len(seen), len(spark_says.heard), len(reports)
             until(lambda: len(spark_says.heard) > said + 1)
             assert (job.last_progress_ms, len(seen)) == (still, told)
+            assert set(reports[reported:]) == {seen[-1]}
             more(30)
 
         ending = pool.submit(let_it_end)
