@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-    from kafka_liveness_dagster.parts import KafkaAsset
+    from kafka_liveness_dagster.settings import KafkaAssetSettings
 
 
-def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """One run of the live lane: batches until no new data comes, or the run's own budget is nearly spent."""
     context.instance.add_run_tags(context.run.run_id, lane_tags(asset.group_id, "live"))
     pipeline = Pipeline.of(asset, context)
@@ -32,7 +32,7 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
         topics=asset.topics,
         group_id=asset.group_id,
         context=context,
-        max_poll_records=asset.max_poll_records,
+        max_poll_records=asset.most_records,
         enable_parallel_rebalance=asset.enable_parallel_rebalance,
         min_crash_lag=asset.min_crash_lag,
         max_owed_ranges=asset.max_owed_ranges,
@@ -59,7 +59,7 @@ def run_live(asset: KafkaAsset, context: dg.AssetExecutionContext) -> dg.Materia
     )
 
 
-def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
+def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
     """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
     context.instance.add_run_tags(context.run.run_id, lane_tags(asset.group_id, "catch-up"))
     pipeline = Pipeline.of(asset, context)
@@ -68,7 +68,7 @@ def run_catch_up(asset: KafkaAsset, context: dg.AssetExecutionContext) -> None:
         group_id=asset.group_id,
         ranges=list(asked.values()),
         context=context,
-        max_poll_records=asset.max_poll_records,
+        max_poll_records=asset.most_records,
         on_data_loss=asset.on_data_loss,
     ) as lane:
         owed = lane.outstanding_ranges()
@@ -108,7 +108,7 @@ def _lag_at_end(consumer: LivenessConsumer) -> dict[str, int]:
 
 
 def _quarantines(
-    asset: KafkaAsset, context: dg.AssetExecutionContext, asked: Sequence[str] = ()
+    asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Sequence[str] = ()
 ) -> Callable[[OffsetRange, str], None]:
     """Tells the run's log and the crash lag partition of an offset that was passed, and why."""
 
@@ -121,6 +121,6 @@ def _quarantines(
             "offsets": poison.size,
             "cause": "too slow alone",
         }
-        context.log_event(dg.AssetObservation(asset.crash_lag.key, partition=key, description=why, metadata=metadata))
+        context.log_event(dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata))
 
     return tell

@@ -2,79 +2,28 @@
 
 # No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
 
-import re
 import warnings
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import dagster as dg
 
 from kafka_liveness_dagster.checks import GroupChecks
-from kafka_liveness_dagster.core.commit_log import check_group_id
-from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes import run_catch_up, run_live
 from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, lane_tags
-from kafka_liveness_dagster.sensors import Hook, build_group_sensor
-from kafka_liveness_dagster.spark.sink import Sink, name_of
-
-_TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
+from kafka_liveness_dagster.sensors import build_group_sensor
+from kafka_liveness_dagster.settings import KafkaAssetSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class KafkaAsset:
+class KafkaAsset(KafkaAssetSettings):
     """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function, and its settings.
 
     Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
     ``crash_lag_job``, ``checks``, ``checks_job``, ``sensor``.
     """
-
-    transform: Callable[..., Any]
-    name: str
-    topics: tuple[str, ...]
-    group_id: str
-    table: str | None
-    sink: Sink | None
-    max_poll_records: int
-    max_batch_seconds: float | None
-    enable_parallel_rebalance: bool
-    min_crash_lag: int
-    max_owed_ranges: int | None
-    on_data_loss: Literal["raise", "skip"]
-    auto_offset_reset: Literal["earliest", "latest", "error"]
-    liveness: Literal["poll", "progress"]
-    on_poison: Literal["raise", "quarantine"]
-    group_instance_id: str | None
-    max_lag: int | None
-    max_crash_lag_age_seconds: float | None
-    idle_seconds: float
-    max_live_runs: int
-    auto_catch_up: bool
-    ghost_after_seconds: float
-    fail_ghost_runs: bool
-    on_event: Hook | None
-    event_jobs: tuple[Any, ...]
-    backfill_policy: dg.BackfillPolicy | None
-    sensor_interval_seconds: int
-    sensor_status: dg.DefaultSensorStatus
-    group_name: str | None
-    kafka_resource_key: str
-    spark_resource_key: str
-
-    def __post_init__(self) -> None:
-        check_group_id(self.group_id)
-        if not self.topics:
-            raise InvalidSettingError(f"asset {self.name} consumes no topic: name at least one in topics=[…]")
-        self._check_target()
-        for name in ("max_poll_records", "max_live_runs", "min_crash_lag"):
-            if getattr(self, name) < 1:
-                raise InvalidSettingError(f"{name} of asset {self.name} is {getattr(self, name)}: wanted at least 1")
-        if self.group_instance_id is not None and self.max_live_runs > 1:
-            raise InvalidSettingError(
-                f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
-                "other out of the group. Leave group_instance_id out, or set max_live_runs=1"
-            )
 
     @property
     def definitions(self) -> dg.Definitions:
@@ -111,7 +60,7 @@ class KafkaAsset:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
             make = dg.asset(
-                name=f"{self.name}_crash_lag",
+                name=self.crash_lag_key.path[-1],
                 description=self._why_crash_lag,
                 partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
                 backfill_policy=self.backfill_policy or dg.BackfillPolicy.single_run(),
@@ -171,7 +120,7 @@ class KafkaAsset:
             partitions_name=f"{self.name}_crash_lag",
             max_lag=self.max_lag,
             max_crash_lag_age_seconds=self.max_crash_lag_age_seconds,
-            max_poll_records=self.max_poll_records,
+            max_poll_records=self.most_records,
             max_live_runs=self.max_live_runs,
             ghost_after_seconds=self.ghost_after_seconds,
         )
@@ -186,22 +135,6 @@ class KafkaAsset:
             "- **Why one is missing:** its event in the *Events* tab.\n"
             f"- **Who adds partitions:** the sensor `{self.name}_group`, nobody else."
         )
-
-    @property
-    def target(self) -> str:
-        """Where the rows go: the table's name, or the sink's."""
-        return self.table or name_of(self.sink)
-
-    def _check_target(self) -> None:
-        if (self.table is None) == (self.sink is None):
-            raise InvalidSettingError(
-                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
-                "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
-            )
-        if self.table is not None and not _TABLE.fullmatch(self.table):
-            raise InvalidSettingError(f"table {self.table!r} must be catalog.namespace.table, like lake.shop.orders")
-        if self.sink is not None and not callable(self.sink):
-            raise InvalidSettingError(f"sink {self.sink!r} must be callable: docs/sinks.md has examples")
 
     @property
     def _topics(self) -> list[dg.AssetSpec]:

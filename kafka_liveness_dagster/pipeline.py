@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.parts import KafkaAsset
     from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
+    from kafka_liveness_dagster.settings import KafkaAssetSettings
     from kafka_liveness_dagster.spark.iceberg import Written
     from kafka_liveness_dagster.spark.sink import Sink
 
@@ -51,7 +51,8 @@ class Pipeline:
         transform: from a DataFrame of exactly one batch to the rows to keep; none, one or many an offset.
         table: ``catalog.namespace.table`` of the Iceberg table; empty where there is a sink.
         sink: what is called with each batch instead.
-        max_poll_records: at most so many offsets in a batch.
+        most_records: at most so many offsets in a batch.
+        auto: the size of batches follows what they take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
     """
@@ -61,16 +62,18 @@ class Pipeline:
     transform: Callable[[DataFrame], DataFrame]
     table: str
     sink: Sink | None
-    max_poll_records: int
+    most_records: int
+    auto: bool
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
 
     @classmethod
-    def of(cls, asset: KafkaAsset, context: dg.AssetExecutionContext) -> Pipeline:
+    def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
         """The asset's pipeline with the resources of this run."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
         to = (asset.table or "", asset.sink)
-        return cls(kafka, spark, asset.transform, *to, asset.max_poll_records, asset.liveness, asset.on_poison)
+        size = (asset.most_records, asset.max_poll_records == "auto")
+        return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison)
 
     def run(
         self,
@@ -94,7 +97,7 @@ class Pipeline:
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        tally, under_way, pace = Tally(), _UnderWay(), Pace(self.max_poll_records)
+        tally, under_way, pace = Tally(), _UnderWay(), Pace(self.most_records, auto=self.auto)
         lane.on_fence(under_way.cancel)
         while (batch := next_batch(pace.bound)) is not None:
             reach(Failpoint.AFTER_PLAN)

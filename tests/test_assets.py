@@ -56,6 +56,7 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ({"sink": print}, "both of table and sink"),
         ({"table": None, "sink": "lake.shop.orders"}, "must be callable"),
         ({"max_poll_records": 0}, "wanted at least 1"),
+        ({"max_poll_records": "many"}, "wanted a number, or 'auto'"),
         ({"max_live_runs": 0}, "wanted at least 1"),
         ({"min_crash_lag": 0}, "wanted at least 1"),
     ],

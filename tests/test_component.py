@@ -216,7 +216,7 @@ def test_sql_describes_its_asset(project):
         ({"sql": None, "transform": "json:nope"}, "'nope' of json, which has no such function"),
         ({"max_pol_records": 300}, r"max_pol_records at .*orders/defs\.yaml:\d+"),
         ({"kafka": {"bootstrap_server": "localhost:9092"}}, r"kafka.*bootstrap_server at .*orders/defs\.yaml:\d+"),
-        ({"max_poll_records": "many"}, "max_poll_records\n.*valid integer"),
+        ({"max_poll_records": "many"}, "max_poll_records.*\n.*valid integer"),
         ({"on_data_loss": "ignore"}, "on_data_loss\n.*'raise' or 'skip'"),
         ({"group_id": "etl.catch-up"}, "second commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
