@@ -25,6 +25,7 @@ def kafka_asset(
     sink: Sink | None = None,
     name: str | None = None,
     max_poll_records: int | Literal["auto"] = DEFAULT_MAX_POLL_RECORDS,
+    batching: Literal["fair", "greedy"] = "fair",
     max_batch_seconds: float | None = None,
     enable_parallel_rebalance: bool = False,
     min_crash_lag: int = 1,
@@ -64,6 +65,8 @@ def kafka_asset(
         name: of the live asset, the function's unless given; the other definitions are named after it.
         max_poll_records: at most this many offsets in a batch (KIP-41). With ``auto`` it is as large as is expected
             to take half of its budget, by what the batches before it took; at most 5,000,000.
+        batching: ``fair`` shares a live batch equally over the partitions, so that none waits for another; ``greedy``
+            fills it from one after the other: fewer, longer ranges (KIP-41 has both).
         max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op tag
             ``kafka_liveness/max_batch_seconds`` on the run's op comes first.
         enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes

@@ -66,6 +66,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         default=None, description="Of the live asset, its folder's unless given; the others are named after it."
     )
     max_poll_records: int | Literal["auto"] = _setting("max_poll_records")
+    batching: Literal["fair", "greedy"] = _setting("batching")
     max_batch_seconds: float | None = _setting("max_batch_seconds")
     enable_parallel_rebalance: bool = _setting("enable_parallel_rebalance")
     min_crash_lag: int = _setting("min_crash_lag")

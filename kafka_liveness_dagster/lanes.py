@@ -33,6 +33,7 @@ def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg
         group_id=asset.group_id,
         context=context,
         max_poll_records=asset.most_records,
+        batching=asset.batching,
         enable_parallel_rebalance=asset.enable_parallel_rebalance,
         min_crash_lag=asset.min_crash_lag,
         max_owed_ranges=asset.max_owed_ranges,

@@ -70,6 +70,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         group_id: str,
         context: Context = None,
         max_poll_records: int | None = None,
+        batching: Literal["fair", "greedy"] = "fair",
         max_batch_seconds: float | None = None,
         enable_parallel_rebalance: bool = False,
         min_crash_lag: int = 1,
@@ -86,6 +87,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             group_id: the consumer group, ``G``; ``G.catch-up`` is its second commit log.
             context: the op's or asset's context, None in scripts and tests.
             max_poll_records: at most this many offsets in a batch (KIP-41); 500 unless set.
+            batching: ``fair`` gives each partition an equal share, ``greedy`` fills a batch from one after the other.
             max_batch_seconds: the budget of a batch, before every other source of it.
             enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
             min_crash_lag: with fewer offsets behind, resume in order instead.
@@ -114,6 +116,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             ResumePolicy(enable_parallel_rebalance, auto_offset_reset, min_crash_lag, max_owed_ranges, on_data_loss),
             serves_while_busy=liveness == "progress",
             group_instance_id=group_instance_id,
+            greedy=batching == "greedy",
         )
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
         timeouts = self._timeouts(budget, group_id)

@@ -36,6 +36,7 @@ class KafkaAssetSettings:
     table: str | None
     sink: Sink | None
     max_poll_records: int | Literal["auto"]
+    batching: Literal["fair", "greedy"]
     max_batch_seconds: float | None
     enable_parallel_rebalance: bool
     min_crash_lag: int

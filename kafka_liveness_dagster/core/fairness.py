@@ -99,10 +99,15 @@ def greedy_share(lag: Mapping[TopicPartition, int], max_records: int, last: Topi
 
 
 def plan(
-    pending: Mapping[TopicPartition, Sequence[Span]], max_records: int, last: TopicPartition | None
+    pending: Mapping[TopicPartition, Sequence[Span]],
+    max_records: int,
+    last: TopicPartition | None,
+    *,
+    greedy: bool = False,
 ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
-    """The next ranges out of what is pending, fairly shared, the oldest offsets of each partition first."""
-    shares = fair_share({tp: size(spans) for tp, spans in pending.items()}, max_records, last)
+    """The next ranges out of what is pending, fairly or greedily shared, the oldest offsets of each partition first."""
+    share = greedy_share if greedy else fair_share
+    shares = share({tp: size(spans) for tp, spans in pending.items()}, max_records, last)
     ranges = tuple(
         OffsetRange(*tp, *span) for tp, count in shares.taken.items() for span in first_offsets(pending[tp], count)
     )

@@ -145,6 +145,7 @@ class LiveSettings:
         serves_while_busy: rebalances are answered in the middle of a batch (``liveness="progress"``); otherwise they
             wait for the next poll, as KIP-62 has it.
         group_instance_id: of a static member (KIP-345), None for a dynamic one.
+        greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares otherwise.
     """
 
     topics: tuple[str, ...]
@@ -153,6 +154,7 @@ class LiveSettings:
     policy: ResumePolicy = field(default_factory=ResumePolicy)
     serves_while_busy: bool = False
     group_instance_id: str | None = None
+    greedy: bool = False
 
     def __post_init__(self) -> None:
         check_group_id(self.group_id)

@@ -76,7 +76,7 @@ class LiveLane:
             self._pass_expired(tp, o, bounds[tp][0])
             check_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
-        ranges, last = plan(pending, max_records, last)
+        ranges, last = plan(pending, max_records, last, greedy=self._live.greedy)
         for r in ranges:
             owned[r.topic_partition].position = r.end
         arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}

@@ -139,12 +139,12 @@ def test_a_batch_without_room_is_refused(share, bound):
         share({A: 1}, bound, None)
 
 
-@given(st.dictionaries(PARTITIONS, SPANS, max_size=5), BOUNDS, LAST)
-def test_plans_that_follow_each_other_skip_nothing_and_repeat_nothing(pending, bound, last):
+@given(st.dictionaries(PARTITIONS, SPANS, max_size=5), BOUNDS, LAST, st.booleans())
+def test_plans_that_follow_each_other_skip_nothing_and_repeat_nothing(pending, bound, last, greedy):
     """Planning until nothing is left plans every offset exactly once, each partition's oldest first."""
     left, planned = dict(pending), {tp: [] for tp in pending}
     while any(left.values()):
-        ranges, last = plan(left, bound, last)
+        ranges, last = plan(left, bound, last, greedy=greedy)
         assert 0 < sum(r.size for r in ranges) <= bound
         assert list(ranges) == sorted(ranges)
         for r in ranges:
@@ -154,7 +154,16 @@ def test_plans_that_follow_each_other_skip_nothing_and_repeat_nothing(pending, b
         assert spans == sorted(spans)
         assert sum(s.size for s in spans) == size(pending[tp])
         assert union(spans) == union(pending[tp])
-    assert plan(left, bound, last) == ((), last)
+    assert plan(left, bound, last, greedy=greedy) == ((), last)
+
+
+def test_a_greedy_plan_takes_one_partition_after_the_other():
+    """KIP-41's two ways: 300 of A, then 300 of B; or 150 of each."""
+    pending = {A: (Span(0, 300),), B: (Span(0, 300),)}
+    first, last = plan(pending, 300, None, greedy=True)
+    second, _ = plan({**pending, A: ()}, 300, last, greedy=True)
+    assert [first, second] == [(OffsetRange(*A, 0, 300),), (OffsetRange(*B, 0, 300),)]
+    assert plan(pending, 300, None)[0] == (OffsetRange(*A, 0, 150), OffsetRange(*B, 0, 150))
 
 
 @given(SPANS, st.integers(0, 80))

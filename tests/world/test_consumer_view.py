@@ -466,3 +466,19 @@ def test_partitions_added_under_a_live_member(world, services):
         while (earliest.position(*new), latest.position(*new)) != (15, 15):
             earliest.poll(0.1)
             latest.poll(0.1)
+
+
+# --- poll() ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_greedy_consumer_takes_one_partition_after_the_other(world, services, produce):
+    """KIP-41: as much as possible from one, then from the next; it remembers where it left off between polls."""
+    for partition in (1, 3):
+        produce(services.bootstrap_servers, world.topic, partition, map(str, range(50)))
+    with world.live(batching="greedy", max_poll_records=40) as consumer:
+        batches = []
+        while len(batches) < 3:
+            batch = consumer.poll(SECONDS)
+            batches.append([(r.partition, r.start, r.end) for r in batch.ranges])
+            consumer.commit(batch)
+    assert batches == [[(1, 0, 40)], [(3, 0, 40)], [(1, 40, 50), (3, 40, 50)]]
