@@ -11,7 +11,7 @@ from kafka_liveness_dagster.parts import KafkaAsset
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kafka_liveness_dagster.sensors import Hook
+    from kafka_liveness_dagster.hooks import Hook
     from kafka_liveness_dagster.spark.sink import Sink
 
 DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python

@@ -6,52 +6,59 @@ from pydantic import BaseModel, ValidationError
 
 from kafka_liveness_dagster.core.watch import GroupState, Memory
 
+_LETTERS = 9  # of a departure: the run's 8, and how it left
+
 
 class GroupCursor(BaseModel, frozen=True):
     """Stored with every tick, so it stays below 2 kB.
 
     Attributes:
         observed_at: when the group was last observed on its topic asset, seconds since the epoch.
-        events: how many events were told so far; numbers the requests that answer them.
+        epoch: when this memory began, 0 before the first look; with ``events`` it names the requests that answer them.
+        events: how many events were told so far.
         outcomes: of the checks as they were stored last, in a letter each.
         checked_at: when, seconds since the epoch.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
+        told: its departures, without anything between them.
     """
 
     observed_at: float = 0.0
+    epoch: int = 0
     events: int = 0
     outcomes: str = ""
     checked_at: float = 0.0
     state: GroupState | None = None
     members: dict[str, str] = {}
-    told: tuple[str, ...] = ()
+    told: str = ""
     dealt: str = ""
     rebalancing_since: float | None = None
-    absent: dict[str, float] = {}
+    absent: dict[str, int] = {}
 
     @property
     def memory(self) -> Memory | None:
         """What ``core.watch`` left behind, None before the first look."""
         if self.state is None:
             return None
-        return Memory(self.state, self.members, self.told, self.dealt, self.rebalancing_since, self.absent)
+        told = tuple(self.told[at : at + _LETTERS] for at in range(0, len(self.told), _LETTERS))
+        return Memory(self.state, self.members, told, self.dealt, self.rebalancing_since, self.absent)
 
     @classmethod
     def of(
-        cls, memory: Memory, *, observed_at: float, events: int, outcomes: str = "", checked_at: float = 0.0
+        cls, memory: Memory, *, observed_at: float, epoch: int, events: int, outcomes: str = "", checked_at: float = 0.0
     ) -> GroupCursor:
         """The cursor that keeps a memory."""
         return cls(
             observed_at=observed_at,
+            epoch=epoch,
             events=events,
             outcomes=outcomes,
             checked_at=checked_at,
             state=memory.state,
             members=dict(memory.members),
-            told=memory.told,
+            told="".join(memory.told),
             dealt=memory.dealt,
             rebalancing_since=memory.rebalancing_since,
-            absent=dict(memory.absent),
+            absent={run: int(since) for run, since in memory.absent.items()},
         )
 
     @classmethod

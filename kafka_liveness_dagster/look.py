@@ -5,7 +5,7 @@ Read-only, and the same few requests for any number of partitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -61,7 +61,8 @@ class GroupLook:
         partitions = _partitions(cluster, group_id, topics)
         group = cluster.group(group_id)
         runs = {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
-        return cls(GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs), records)
+        seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs)
+        return cls(replace(seen, runs={**runs, **_said_meanwhile(instance, seen, records)}), records)
 
     @property
     def owed(self) -> list[OffsetRange]:
@@ -73,6 +74,25 @@ class GroupLook:
     def run(self, mark: str | None) -> dg.DagsterRun | None:
         """The run of a mark, None when Dagster does not list it any more."""
         return next((r.dagster_run for r in self.records if run_mark(r.dagster_run.run_id) == mark), None)
+
+
+def _said_meanwhile(
+    instance: dg.DagsterInstance, seen: GroupSnapshot, records: Sequence[dg.RunRecord]
+) -> dict[str, Run]:
+    """The runs at work that are no members, with why: one that left between the two looks said so before it left."""
+    members = {member.name for member in seen.known}
+    out = {
+        run_mark(record.dagster_run.run_id): record.dagster_run.run_id
+        for record in records
+        if not record.dagster_run.is_finished
+    }
+    away = [run_id for mark, run_id in out.items() if mark not in members]
+    found = instance.get_runs(dg.RunsFilter(run_ids=away)) if away else []
+    return {
+        mark: replace(seen.runs[mark], fenced=run.tags.get(FENCED_TAG, ""))
+        for run in found
+        if (mark := run_mark(run.run_id)) in seen.runs
+    }
 
 
 def _partitions(cluster: Cluster, group_id: str, topics: Sequence[str]) -> tuple[PartitionSnapshot, ...]:
@@ -119,7 +139,7 @@ def _run(run: dg.DagsterRun) -> Run:
 def fate(run: dg.DagsterRun) -> RunFate:
     """What became of a run."""
     if not run.is_finished:
-        return RunFate.IN_PROGRESS
+        return RunFate.CANCELING if run.status is dg.DagsterRunStatus.CANCELING else RunFate.IN_PROGRESS
     return {
         dg.DagsterRunStatus.SUCCESS: RunFate.SUCCEEDED,
         dg.DagsterRunStatus.CANCELED: RunFate.CANCELED,

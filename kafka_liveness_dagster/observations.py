@@ -30,9 +30,9 @@ _MEMBERS = dg.TableSchema(
 
 
 def group_observations(
-    group_id: str, topics: Sequence[str], look: GroupLook, events: Sequence[GroupEvent]
+    group_id: str, topics: Sequence[str], look: GroupLook, events: Sequence[GroupEvent], failed: Sequence[str] = ()
 ) -> list[dg.AssetObservation]:
-    """One observation a topic: what happened, else how the group is."""
+    """One observation a topic: what happened and what went wrong in answering it, else how the group is."""
     seen = look.snapshot
     members = [
         dg.TableRecord(
@@ -43,9 +43,9 @@ def group_observations(
                 "static": member.is_static,
             }
         )
-        for member in seen.members
+        for member in seen.known
     ]
-    told = [member.name for member in seen.members] + [gone.run for gone in seen.left if not gone.reason.in_good_order]
+    told = [member.name for member in seen.known] + [gone.run for gone in seen.left if not gone.reason.in_good_order]
     links = {
         f"run {name}": dg.MetadataValue.dagster_run(run.run_id) for name in told if (run := look.run(name)) is not None
     }
@@ -54,7 +54,7 @@ def group_observations(
     return [
         dg.AssetObservation(
             dg.AssetKey(["kafka", topic]),
-            description="; ".join(map(str, events)) or quiet,
+            description="; ".join([*map(str, events), *failed]) or quiet,
             metadata={
                 **group_metadata(
                     group_id, [p for p in seen.partitions if p.topic_partition.topic == topic], len(members), seen.left
@@ -62,6 +62,7 @@ def group_observations(
                 "state": seen.state.value,
                 "events": dg.MetadataValue.md("\n".join(f"- {event}" for event in events) or "none"),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
+                **({"failed": dg.MetadataValue.md("\n".join(f"- {what}" for what in failed))} if failed else {}),
                 **links,
             },
         )

@@ -24,6 +24,7 @@ GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/cause"
 FENCED_TAG = "kafka_liveness/fenced"
+PARTITION_TAG = "dagster/partition"
 _MAX_RUNTIME = "dagster/max_runtime"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
@@ -49,6 +50,8 @@ def link_of(context: Context) -> RunLink:
     if context is None or run is None:
         run_id = uuid4().hex
         return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
+    if run.tags.get(FENCED_TAG):  # an earlier consumer's of this run, or of the run that this one repeats
+        context.instance.add_run_tags(run.run_id, {FENCED_TAG: ""})
     remaining = _run_remaining(context)
     if remaining is not None and not context.instance.run_monitoring_enabled:
         _warn_unenforced(context, run)

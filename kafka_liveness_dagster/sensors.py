@@ -8,7 +8,7 @@ changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,19 @@ from kafka_liveness_dagster.core.events import CrashLagFound, GhostFound, GroupE
 from kafka_liveness_dagster.core.membership import RunFate, restart_delay_seconds, wants_live_run
 from kafka_liveness_dagster.core.watch import changes
 from kafka_liveness_dagster.cursors import GroupCursor
+from kafka_liveness_dagster.hooks import Answers, Hook
 from kafka_liveness_dagster.look import GroupLook, fate
 from kafka_liveness_dagster.metadata import told
 from kafka_liveness_dagster.observations import group_observations, range_observation
 from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
-from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags, runs_in_progress
+from kafka_liveness_dagster.runs import CAUSE_TAG, PARTITION_TAG, lane_tags, runs_in_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from kafka_liveness_dagster.checks import GroupChecks
     from kafka_liveness_dagster.kafka.admin import Cluster
 
-Hook = Callable[[GroupEvent], "dg.RunRequest | Iterable[dg.RunRequest] | None"]
 _OBSERVE_SECONDS = 60.0
 _RECENT_RUNS = 20
 
@@ -84,8 +86,7 @@ def build_group_sensor(
         max_live_runs=max_live_runs,
         ghost_after_seconds=ghost_after_seconds,
         fail_ghost_runs=fail_ghost_runs,
-        on_event=on_event,
-        event_job_name=event_jobs[0].name if len(event_jobs) == 1 else None,
+        answers=Answers(name, on_event, event_jobs[0].name if len(event_jobs) == 1 else None),
         checks=checks,
     )
 
@@ -114,8 +115,7 @@ class _Watch:
     max_live_runs: int
     ghost_after_seconds: float
     fail_ghost_runs: bool
-    on_event: Hook | None
-    event_job_name: str | None
+    answers: Answers
     checks: GroupChecks | None
 
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
@@ -129,7 +129,7 @@ class _Watch:
         keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
         observe = bool(events) or now - cursor.observed_at >= _OBSERVE_SECONDS
-        answers = self._answers(context, events, cursor.events)
+        answers, failed = self.answers.to(events, cursor, context.log)
         wanted, why_not = self._live_runs(instance, look, now)
         missing = [key for key in existing if is_key(key) and key not in materialized]
         judged: Sequence[dg.AssetCheckEvaluation] = ()
@@ -145,7 +145,7 @@ class _Watch:
             skip_reason=None if runs else why_not + _odd(stray),
             dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
             asset_events=[
-                *(group_observations(self.group_id, self.topics, look, events) if observe else []),
+                *(group_observations(self.group_id, self.topics, look, events, failed) if observe else []),
                 *(range_observation(self.crash_lag.key, self.group_id, key, look) for key in keys),
                 *judged,
             ],
@@ -155,6 +155,7 @@ class _Watch:
                 events=cursor.events + len(events),
                 outcomes=outcomes,
                 checked_at=checked_at,
+                epoch=cursor.epoch or int(now),
             ).encode(),
         )
 
@@ -179,43 +180,25 @@ class _Watch:
         self, instance: dg.DagsterInstance, look: GroupLook, missing: Sequence[str], now: float
     ) -> list[dg.RunRequest]:
         """The oldest missing partition's run, when nobody is catching up and it is not failing all the time."""
-        owed = [key for key in missing if any(range_of(key).overlaps(one) for one in look.owed)]
+        held = {seen.topic_partition for seen in look.snapshot.partitions if seen.paused}
+        processable = [one for one in look.owed if one.topic_partition not in held]
+        owed = [key for key in missing if any(range_of(key).overlaps(one) for one in processable)]
         if self.crash_lag_job_name is None or not owed or runs_in_progress(instance, self.group_id, "catch-up"):
             return []
         tags = lane_tags(self.group_id, "catch-up")
         records = instance.get_run_records(dg.RunsFilter(tags=dict(tags)), limit=_RECENT_RUNS)
         if _delay(records, now)[1]:
             return []
-        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=owed[0], tags=tags)]
-
-    def _answers(
-        self, context: dg.SensorEvaluationContext, events: Sequence[GroupEvent], told_before: int
-    ) -> list[dg.RunRequest]:
-        """What the user wants to be started by the events; a mistake in there must not keep the live lane down."""
-        if self.on_event is None:
-            return []
-        requests: list[dg.RunRequest] = []
-        for number, event in enumerate(events, told_before):
-            try:
-                answer = self.on_event(event)
-            except Exception:
-                context.log.exception("on_event of %s failed, nothing was requested for: %s", self.name, event)
-                continue
-            several = [answer] if isinstance(answer, dg.RunRequest) else list(answer or ())
-            requests += [self._named(one, f"{self.name}-{number}-{place}") for place, one in enumerate(several)]
-        return requests
-
-    def _named(self, request: dg.RunRequest, run_key: str) -> dg.RunRequest:
-        """The request with the job it means, and a key that a repeated tick gives it again."""
-        return request._replace(
-            run_key=request.run_key or run_key,
-            job_name=request.job_name or self.event_job_name,
-        )
+        # A partition that fails every time must not keep the younger ones from being processed
+        failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed(records))
+        oldest = min(owed, key=lambda key: failed[key])
+        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags=tags)]
 
     def _fail(self, instance: dg.DagsterInstance, look: GroupLook, events: Iterable[GroupEvent]) -> None:
         for ghost in (event for event in events if isinstance(event, GhostFound)):
-            run = look.run(ghost.run)
-            if run is not None:
+            known = look.run(ghost.run)
+            run = instance.get_run_by_id(known.run_id) if known is not None else None
+            if run is not None and not run.is_finished:  # it may have ended since the look
                 instance.report_run_failed(run, f"{ghost} (group {self.group_id}): failed by sensor {self.name}")
 
     @property
@@ -231,9 +214,14 @@ class _Watch:
 
 def _delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
     """How many of the newest runs failed in a row, and whether it is too early for the next one."""
-    failed = list(takewhile(lambda record: fate(record.dagster_run) is RunFate.FAILED, records))
+    failed = _failed(records)
     since = now - (failed[0].end_time or now) if failed else 0.0
     return len(failed), since < restart_delay_seconds(len(failed))
+
+
+def _failed(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
+    """The newest runs that failed in a row."""
+    return list(takewhile(lambda record: fate(record.dagster_run) is RunFate.FAILED, records))
 
 
 def _odd(stray: Sequence[str]) -> str:

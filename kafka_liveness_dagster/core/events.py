@@ -33,7 +33,10 @@ class LeaveReason(Enum):
     """Its run is in progress, the group is without it and it did not say why: frozen, cut off, or killed unnoticed."""
     LOST = "lost its partitions"
     STATIC = "ended, and holds its partitions as a static member until its session times out"
-    CAME_BACK = "left and came back between two looks"
+    OUT_OF_TIME = "left because nothing is left of its dagster/max_runtime"
+    REPLACED = "was put out by another consumer with its group.instance.id"
+    UNEXPLAINED = "left for no known reason"
+    """It is back and did not say why it was away, or it is no Dagster run."""
     UNKNOWN = "left"
     """Of a foreign member nobody knows why."""
 
@@ -67,10 +70,14 @@ class MemberLeft:
     run: str
     reason: LeaveReason
     partitions: tuple[TopicPartition, ...]
+    """Those that carry its mark; none where others had taken them before anybody looked."""
+    is_back: bool = False
+    """The same run was a member again by then."""
 
     def __str__(self) -> str:
-        foreign = self.reason is LeaveReason.UNKNOWN
-        return f"{_who(self.run, foreign=foreign)} {self.reason.value}; it had {_names(self.partitions)}"
+        who = _who(self.run, foreign=self.reason is LeaveReason.UNKNOWN)
+        had = f"; it had {_names(self.partitions)}" if self.partitions else ""
+        return f"{who} {self.reason.value}{' and came back between two looks' if self.is_back else ''}{had}"
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,17 @@ class CrashLagFound:
 GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
     MemberJoined, MemberLeft, RebalanceStarted, RebalanceCompleted, GroupEmptied, GroupDied, GhostFound, CrashLagFound
 ]
+
+
+def identity(event: GroupEvent) -> str:
+    """What an event has in common with itself when a look is repeated a little later: no numbers, no partitions.
+
+    >>> identity(GhostFound("0badcafe", 61.3)), identity(GroupEmptied())
+    ('GhostFound 0badcafe', 'GroupEmptied')
+    """
+    parts = (getattr(event, name, "") for name in ("run", "name", "key"))
+    reason = event.reason.name if isinstance(event, MemberLeft) else ""
+    return " ".join(filter(None, (type(event).__name__, *parts, reason)))
 
 
 def _who(name: str, *, foreign: bool) -> str:

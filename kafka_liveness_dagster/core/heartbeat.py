@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+BACK_AFTER = "a member again after: "  # tells of a fence that is down
+
 
 class FenceReason(Enum):
     """Why this process may not commit any more; the value is the sentence users read."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +32,11 @@ _OLDEST_PARTS = 10
 _FENCED = {
     FenceReason.POLL_TIMEOUT.value: LeaveReason.POLL_TIMEOUT,
     FenceReason.PARTITIONS_LOST.value: LeaveReason.LOST,
+    FenceReason.REPLACED.value: LeaveReason.REPLACED,
+    FenceReason.RUN_BUDGET_SPENT.value: LeaveReason.OUT_OF_TIME,
+    FenceReason.RUN_CANCELED.value: LeaveReason.CANCELED,
+    FenceReason.ORPHANED.value: LeaveReason.CRASHED,
+    FenceReason.CLOSED.value: LeaveReason.CRASHED,  # by an error: in good order it would have released its partitions
 }
 
 
@@ -39,6 +44,7 @@ class RunFate(Enum):
     """What became of a Dagster run; ``UNKNOWN`` for a run that Dagster does not list: deleted, or no run at all."""
 
     IN_PROGRESS = "in progress"
+    CANCELING = "being canceled"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELED = "canceled"
@@ -46,6 +52,12 @@ class RunFate(Enum):
 
 
 _OVER = (RunFate.SUCCEEDED, RunFate.FAILED, RunFate.CANCELED)
+_UNMARKED = {
+    RunFate.SUCCEEDED: LeaveReason.GRACEFUL,
+    RunFate.FAILED: LeaveReason.CRASHED,
+    RunFate.CANCELED: LeaveReason.CANCELED,
+    RunFate.CANCELING: LeaveReason.CANCELED,
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,8 @@ class Run:
     """A live run as Dagster knows it.
 
     Attributes:
-        fenced: why it left the group, in its own words; empty while it is in it, or when it could not say.
+        fenced: why it left the group, in its own words, or after which leave it is back; empty while it never left, or
+            when it could not say.
         started: Dagster says that it is at work, not queued or starting.
     """
 
@@ -150,7 +163,7 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
     if static is not None:
         return None
     # Rule 3: at work but not a member. Its watchdog took it out and said so, or it could not say anything
-    if run.fate is RunFate.IN_PROGRESS:
+    if run.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING):
         return _FENCED.get(run.fenced, LeaveReason.SILENT)
     # Rule 4: no such run, no such member: deleted, or a script that died
     return LeaveReason.CRASHED
@@ -162,7 +175,21 @@ def _good_order(fate: RunFate, static: bool | None) -> LeaveReason | None:  # no
     if static is not None:
         return LeaveReason.STATIC if static and fate in _OVER else None
     # Rule 2: nobody else is at work for it
-    return LeaveReason.CANCELED if fate is RunFate.CANCELED else LeaveReason.GRACEFUL
+    return LeaveReason.CANCELED if fate in (RunFate.CANCELED, RunFate.CANCELING) else LeaveReason.GRACEFUL
+
+
+def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
+    """Why a run left whose partitions others have marked as theirs since, or which is back itself."""
+    # Rule 1: what became of the run says it, unless the run goes on
+    if run.fate in _UNMARKED:
+        return _UNMARKED[run.fate]
+    # Rule 2: it said why
+    why = run.fenced.removeprefix(BACK_AFTER)
+    if why == FenceReason.CLOSED.value:
+        return LeaveReason.GRACEFUL
+    # Rule 3: a run that is away and says nothing cannot; of one that is back, and of scripts, nobody knows
+    silent = run.fate is RunFate.IN_PROGRESS and not is_back
+    return _FENCED.get(why, LeaveReason.SILENT if silent else LeaveReason.UNEXPLAINED)
 
 
 def wants_live_run(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.events import (
     GhostFound,
     GroupDied,
@@ -21,15 +23,16 @@ from kafka_liveness_dagster.core.events import (
     RebalanceCompleted,
     RebalanceStarted,
 )
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate, departures
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate, departures, reason_without_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.events import GroupEvent
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
-MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
+MAX_REMEMBERED = 20  # members by name, and runs that are away; a larger group is told by its numbers
+MAX_TOLD = 60  # departures that stand in the commit log at the same time
 _REASONS = list(LeaveReason)
 
 
@@ -75,13 +78,24 @@ class GroupSnapshot:
     partitions: tuple[PartitionSnapshot, ...]
     runs: Mapping[str, Run] = field(default_factory=dict)
 
+    @cached_property
+    def known(self) -> tuple[MemberSeen, ...]:
+        """The members in a lasting order, each under the run that it is.
+
+        Of a static member the coordinator shows the client id that joined first: who commits its partitions is it.
+        """
+        marks = {seen.topic_partition: seen.mark for seen in self.partitions if seen.mark is not None}
+        members = []
+        for member in sorted(self.members, key=lambda member: member.member_id):
+            own = [marks[tp] for tp in member.partitions if tp in marks] if member.is_static else []
+            run = min(((mark.mark is not Mark.RUNNING, mark.run) for mark in own), default=(True, member.name))[1]
+            members.append(replace(member, name=run))
+        return tuple(members)
+
     @property
     def left(self) -> list[MemberLeft]:
         """Who stands in the commit log and does not work any more."""
-        static = {tp for member in self.members if member.is_static for tp in member.partitions}
-        # Of a static member the coordinator shows the client id that joined first: who commits its partitions is it
-        by_commit = {seen.mark.run: True for seen in self.partitions if seen.mark and seen.topic_partition in static}
-        return departures(self.partitions, {m.name: m.is_static for m in self.members} | by_commit, self.runs)
+        return departures(self.partitions, {m.name: m.is_static for m in self.known}, self.runs)
 
     @property
     def dealt(self) -> str:
@@ -100,7 +114,7 @@ class Memory:
         told: departures that were told and still stand in the commit log.
         dealt: who had which partitions when the group was last stable.
         rebalancing_since: seconds, None while it is not.
-        absent: runs in progress that were no members -> since when, and negative once that was told.
+        absent: runs in progress that were no members -> since when, and negative once that was told; newest first.
     """
 
     state: GroupState
@@ -122,18 +136,18 @@ def changes(
         now_seconds: on the clock of ``before``.
         ghost_after_seconds: a run that is no member for so long is a ghost.
     """
-    left = seen.left
+    left = seen.left[:MAX_TOLD]
     absent, ghosts = _absent(before, seen, now_seconds, ghost_after_seconds)
-    members = {member.key: member.name for member in seen.members[:MAX_REMEMBERED]}
+    members = {member.key: member.name for member in seen.known[:MAX_REMEMBERED]}
     after = Memory(seen.state, members, tuple(map(_name, left)), seen.dealt, absent=absent)
     if before is None:
         return [*(gone for gone in left if not gone.reason.in_good_order), *ghosts], after
     if seen.state is GroupState.REBALANCING:
         since = now_seconds if before.rebalancing_since is None else before.rebalancing_since
         after = replace(after, dealt=before.dealt, rebalancing_since=since)
-    news = [gone for gone in left if _name(gone) not in before.told]
-    joined = _joined(before, seen)
-    return [*news, *_gone(before, seen), *joined, *_of_the_group(before, seen, now_seconds), *ghosts], after
+    news = [gone for gone in left if not _is_told(gone, before.told)]
+    out = _gone(before, seen, {gone.run for gone in left})
+    return [*news, *out, *_joined(before, seen), *_of_the_group(before, seen, now_seconds), *ghosts], after
 
 
 def _of_the_group(before: Memory, seen: GroupSnapshot, now_seconds: float) -> list[GroupEvent]:
@@ -142,7 +156,7 @@ def _of_the_group(before: Memory, seen: GroupSnapshot, now_seconds: float) -> li
     if seen.state is GroupState.REBALANCING:
         return [RebalanceStarted(members)] if before.rebalancing_since is None else []
     events: list[GroupEvent] = []
-    if before.rebalancing_since is not None:
+    if members and before.rebalancing_since is not None:
         events.append(RebalanceCompleted(members, now_seconds - before.rebalancing_since))
     elif members and seen.dealt != before.dealt:
         events.append(RebalanceCompleted(members, None))
@@ -152,26 +166,29 @@ def _of_the_group(before: Memory, seen: GroupSnapshot, now_seconds: float) -> li
 
 
 def _joined(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
+    if len(before.members) >= MAX_REMEMBERED:
+        return []  # who is new cannot be told from who was not remembered
     return [
         MemberJoined(member.name, member.partitions, member.is_foreign)
-        for member in seen.members[:MAX_REMEMBERED]
+        for member in seen.known[:MAX_REMEMBERED]
         if member.key not in before.members
     ]
 
 
-def _gone(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
-    """Members whose mark tells nothing: foreign ones, and runs that are back as another member."""
-    now = {member.key for member in seen.members}
-    names = {member.name for member in seen.members}
-    told = {name[:-1] for name in before.told}
+def _gone(before: Memory, seen: GroupSnapshot, left: set[str]) -> list[GroupEvent]:
+    """Members whose marks tell nothing: foreign ones, runs that are back, and those whose partitions others took."""
+    now = {member.key for member in seen.known}
+    names = {member.name for member in seen.known}
+    told = left | {name[:-1] for name in before.told}
     out: list[GroupEvent] = []
     for key, name in before.members.items():
-        if key in now:
+        if key in now or name in told:
             continue
         if " at " in name:
             out.append(MemberLeft(name, LeaveReason.UNKNOWN, ()))
-        elif name in names and name not in told:
-            out.append(MemberLeft(name, LeaveReason.CAME_BACK, ()))
+        else:
+            run, is_back = seen.runs.get(name, Run(RunFate.UNKNOWN)), name in names
+            out.append(MemberLeft(name, reason_without_marks(run, is_back=is_back), (), is_back))
     return out
 
 
@@ -179,7 +196,7 @@ def _absent(
     before: Memory | None, seen: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
 ) -> tuple[dict[str, float], list[GroupEvent]]:
     """Runs that are at work and no members, and since when; those that have been so for too long."""
-    members = {member.name for member in seen.members}
+    members = {member.name for member in seen.known}
     finishing = {gone.run for gone in seen.left if gone.reason is LeaveReason.GRACEFUL}
     absent: dict[str, float] = {}
     ghosts: list[GroupEvent] = []
@@ -191,7 +208,13 @@ def _absent(
             ghosts.append(GhostFound(run, now_seconds - since))
             since = -1.0  # told
         absent[run] = since
-    return absent, ghosts
+    return dict(list(absent.items())[-MAX_REMEMBERED:]), ghosts  # the oldest are the last
+
+
+def _is_told(gone: MemberLeft, told: Sequence[str]) -> bool:
+    """Whether it was told, or that its run left in good order: by which name is seen later matters to nobody."""
+    good = {name[:-1] for name in told if _REASONS[int(name[-1], 16)].in_good_order}
+    return _name(gone) in told or (gone.reason.in_good_order and gone.run in good)
 
 
 def _name(gone: MemberLeft) -> str:

@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason, RunState, Surroundings, reason_to_fence
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import now_ms
 
@@ -55,7 +55,8 @@ class Watchdog:
         self._reason: FenceReason | None = None
         self._parent, self._starter = os.getppid(), multiprocessing.parent_process()
         self._run_state = RunState.IN_PROGRESS
-        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._stopped, self._ended, self._news = threading.Event(), threading.Event(), threading.Event()
+        self._telling, self._told, self._last = threading.Lock(), "", ""
         self._thread = threading.Thread(target=self._watch, name="kafka-liveness-watchdog", daemon=True)
 
     def start(self) -> None:
@@ -67,10 +68,14 @@ class Watchdog:
 
     def stop(self) -> None:
         """End the watch for good: the consumer is closed, and commits raise from now on."""
-        with self._raising:  # what may rejoin would do so with clients that are closed
-            if self._reason is None or self._reason.may_rejoin:
-                self._reason = FenceReason.CLOSED
+        with self._raising:
+            self._reason = self._reason or FenceReason.CLOSED
             self._stopped.set()
+        self._news.set()
+        self._tell()  # before the leave, so that who sees the group without this member can know why
+        with self._raising:
+            if self._reason.may_rejoin:  # with clients that are closed
+                self._reason = FenceReason.CLOSED
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._ended.wait(_STOP_SECONDS)  # not Thread.join: Dagster may interrupt the wait
 
@@ -122,6 +127,7 @@ class Watchdog:
         with self._raising:
             self._timer.poll(now_ms())
             self._reason = None
+        self._news.set()
 
     def _watch(self) -> None:
         try:
@@ -143,9 +149,12 @@ class Watchdog:
 
     def _ask(self) -> None:
         asked_at_ms, orphaned = now_ms(), False
-        told = ""
-        while not self._stopped.wait(LOOK_SECONDS):
-            told = self._tell(told)
+        while True:
+            self._news.wait(LOOK_SECONDS)
+            self._news.clear()
+            if self._stopped.is_set():
+                return  # who stopped it has the last word
+            self._tell()
             was_orphaned, orphaned = orphaned, not self._parent_is_alive()
             if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and orphaned == was_orphaned:
                 continue  # a parent that died is the cue to ask at once, and once
@@ -155,21 +164,25 @@ class Watchdog:
             except Exception:  # Dagster's database is away: the run goes on until someone says otherwise
                 log.exception("could not ask Dagster how the run is; it counts as %s", self._run_state.value)
 
-    def _tell(self, told: str) -> str:
+    def _tell(self) -> None:
         """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
-        why = self._reason.value if self._reason is not None else ""
-        if why != told:
+        with self._telling:
+            self._last = self._reason.value if self._reason is not None else self._last
+            why = self._last if self._reason is not None or not self._last else f"{BACK_AFTER}{self._last}"
+            if why == self._told:
+                return
             try:
                 self._link.tell(why)
             except Exception:  # only the name of a departure depends on it
                 log.exception("could not tell Dagster: %s", why)
-        return why
+            self._told = why
 
     def _raise_fence(self, reason: FenceReason) -> None:
         with self._raising:
             if self._reason is not None:
                 return
             self._reason = reason  # first the fence, then everything that takes time
+            self._news.set()
             log.warning("fenced: %s", reason.value)
             self._cancel(self._cancels)
             try:

@@ -6,7 +6,7 @@ import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
 from kafka_liveness_dagster.core.membership import (
     Expiry,
     PartitionSnapshot,
@@ -28,6 +28,8 @@ def snapshot(tp=P0, committed=70, mark=Mark.RUNNING, run=RUN, log_end=120, outst
 
 
 TIMED_OUT, OTHERS = FenceReason.POLL_TIMEOUT.value, FenceReason.PARTITIONS_LOST.value
+CLOSED, SPENT = FenceReason.CLOSED.value, FenceReason.RUN_BUDGET_SPENT.value
+BACK = f"{BACK_AFTER}{TIMED_OUT}"
 STATIC, DYNAMIC = True, False
 AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
 
@@ -41,6 +43,11 @@ AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
         pytest.param(Mark.RUNNING, Run(AT_WORK, TIMED_OUT), DYNAMIC, None, id="it is back, whatever it said"),
         pytest.param(Mark.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.LOST, id="others have its partitions"),
         pytest.param(Mark.RUNNING, Run(AT_WORK), None, LeaveReason.SILENT, id="frozen: it could not say anything"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, BACK), None, LeaveReason.SILENT, id="it was back, then it froze"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, CLOSED), None, LeaveReason.CRASHED, id="an error ended its consumer"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.OUT_OF_TIME, id="no time left"),
+        pytest.param(Mark.RUNNING, Run(RunFate.CANCELING), DYNAMIC, None, id="at work, not told of it yet"),
+        pytest.param(Mark.RELEASED, Run(RunFate.CANCELING), None, LeaveReason.CANCELED, id="it will be canceled"),
         pytest.param(Mark.RUNNING, Run(RunFate.FAILED), None, LeaveReason.CRASHED, id="killed"),
         pytest.param(Mark.RUNNING, Run(RunFate.FAILED), DYNAMIC, LeaveReason.CRASHED, id="killed, still listed"),
         pytest.param(Mark.RUNNING, Run(RunFate.CANCELED), None, LeaveReason.CRASHED, id="killed while it was canceled"),

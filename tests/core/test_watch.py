@@ -17,10 +17,10 @@ from kafka_liveness_dagster.core.events import (
     RebalanceCompleted,
     RebalanceStarted,
 )
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, GroupSnapshot, GroupState, MemberSeen, changes
+from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, GroupSnapshot, GroupState, MemberSeen, changes
 
 RUN, OTHER = "0badcafe", "0000beef"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -104,23 +104,69 @@ def test_a_static_member_that_ended_is_told_while_the_broker_still_lists_it():
     gone = replace(ended, state=GroupState.EMPTY, members=())
     first, silent, _, out = told(static, ended, ended, gone)
     assert (first, silent) == ([], [MemberLeft(RUN, LeaveReason.STATIC, (P0, P1))])
-    assert out == [MemberLeft(RUN, LeaveReason.GRACEFUL, (P0, P1)), GroupEmptied()]
+    assert out == [GroupEmptied()]
 
 
 def test_a_static_member_is_who_commits_not_who_joined_first():
     """On the classic protocol the coordinator goes on showing the first run's client id."""
-    successor = group(member(OTHER, is_static=True), commits=[commit(P0), commit(P1)])
-    assert successor.left == []
+    successor = group(member(OTHER, is_static=True), commits=[commit(P1, mark=Mark.RELEASED), commit(P0)])
+    assert [seen.name for seen in successor.known] == [RUN]
+    assert told(*[successor] * 20) == [[]] * 20, "it is no ghost either"
+    ended = replace(successor, partitions=tuple(RELEASED), runs={RUN: Run(RunFate.SUCCEEDED)})
+    assert ended.left == [MemberLeft(RUN, LeaveReason.STATIC, (P0, P1))]
+    assert [seen.name for seen in replace(successor, partitions=()).known] == [OTHER], "nobody committed"
 
 
 def test_a_member_that_was_gone_between_two_looks_is_told():
     """The same run under another member id has left and joined."""
     back = replace(AT_FIRST, members=(member(member_id="m-2"),))
     assert told(AT_FIRST, back)[1] == [
-        MemberLeft(RUN, LeaveReason.CAME_BACK, ()),
+        MemberLeft(RUN, LeaveReason.UNEXPLAINED, (), is_back=True),
         MemberJoined(RUN, (P0, P1)),
         RebalanceCompleted(1, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("run", "is_back", "reason"),
+    [
+        pytest.param(Run(RunFate.SUCCEEDED), False, LeaveReason.GRACEFUL, id="done"),
+        pytest.param(Run(RunFate.FAILED), False, LeaveReason.CRASHED, id="failed, or killed"),
+        pytest.param(Run(RunFate.CANCELED), False, LeaveReason.CANCELED, id="canceled"),
+        pytest.param(Run(RunFate.CANCELING), False, LeaveReason.CANCELED, id="about to be canceled"),
+        pytest.param(AT_WORK, False, LeaveReason.SILENT, id="SIGSTOP: it says nothing"),
+        pytest.param(
+            replace(AT_WORK, fenced=FenceReason.CLOSED.value), False, LeaveReason.GRACEFUL, id="done, its run goes on"
+        ),
+        pytest.param(
+            replace(AT_WORK, fenced=FenceReason.POLL_TIMEOUT.value), False, LeaveReason.POLL_TIMEOUT, id="poll timeout"
+        ),
+        pytest.param(
+            replace(AT_WORK, fenced=f"{BACK_AFTER}{FenceReason.POLL_TIMEOUT.value}"),
+            True,
+            LeaveReason.POLL_TIMEOUT,
+            id="poll timeout, and back at once",
+        ),
+    ],
+)
+def test_who_left_no_marks_is_told_too(run, is_back, reason):
+    """Others took its partitions, or it took them itself again, before anybody looked."""
+    taken = [commit(P0, OTHER), commit(P1, OTHER)]
+    before = group(member(), member(OTHER, "m-2"), runs={RUN: AT_WORK, OTHER: AT_WORK})
+    members = [member(OTHER, "m-2"), *([member(member_id="m-3")] if is_back else [])]
+    after = group(*members, commits=taken, runs={RUN: run, OTHER: AT_WORK})
+    _, events, again = told(before, after, after)
+    assert events[0] == MemberLeft(RUN, reason, (), is_back)
+    assert not any(isinstance(event, MemberLeft) for event in [*events[1:], *again])
+
+
+def test_a_departure_in_good_order_is_told_by_one_name():
+    """A run that is canceled has left before Dagster says so."""
+    released = group(state=GroupState.EMPTY, commits=RELEASED)
+    canceled = replace(released, runs={RUN: Run(RunFate.CANCELED)})
+    assert told(AT_FIRST, released, canceled)[2] == []
+    canceling = replace(released, runs={RUN: Run(RunFate.CANCELING)})
+    assert told(AT_FIRST, canceling)[1] == [MemberLeft(RUN, LeaveReason.CANCELED, (P0, P1)), GroupEmptied()]
 
 
 def test_a_member_that_was_told_to_be_gone_only_joins_again():
@@ -153,7 +199,9 @@ def test_a_rebalance_that_is_seen_has_a_beginning_an_end_and_a_length():
 def test_a_group_that_is_deleted_is_told():
     """Empty and dead are two things: the second has no commits."""
     dead = replace(EMPTY, state=GroupState.DEAD)
-    assert told(AT_FIRST, EMPTY, dead, dead)[1:] == [[GroupEmptied()], [GroupDied()], []]
+    foreign = group(member("kcat at 10.0.0.7", is_foreign=True), runs={})
+    left = MemberLeft("kcat at 10.0.0.7", LeaveReason.UNKNOWN, ())
+    assert told(foreign, EMPTY, dead, dead)[1:] == [[left, GroupEmptied()], [GroupDied()], []]
 
 
 def test_a_run_that_is_no_member_for_long_is_a_ghost_once():
@@ -183,13 +231,36 @@ def test_a_large_group_is_remembered_in_part():
     crowd = [member(f"{n:08x}", f"m-{n}", ()) for n in range(MAX_REMEMBERED + 5)]
     _, memory = changes(None, group(*crowd, runs={}), 0.0, GHOST_SECONDS)
     assert len(memory.members) == MAX_REMEMBERED
+    reordered, fewer = group(*crowd[::-1], runs={}), group(*crowd[3:], runs={})
+    _, same, less = told(group(*crowd, runs={}), reordered, fewer)
+    assert same == [], "the coordinator lists them in any order"
+    assert not any(isinstance(event, MemberJoined) for event in less), "who was there all the time did not join"
+
+
+def test_the_memory_of_departures_is_bounded():
+    """A group with hundreds of dead scripts is told of the first ones only."""
+    dead = [commit(TopicPartition("orders", n), run=f"{n:08x}") for n in range(MAX_TOLD + 5)]
+    events, memory = changes(None, group(state=GroupState.EMPTY, commits=dead, runs={}), 0.0, GHOST_SECONDS)
+    assert len(events) == len(memory.told) == MAX_TOLD
+
+
+def test_a_rebalance_that_ends_without_members_is_no_rebalance():
+    """The last member left: the group is empty, nothing was dealt."""
+    moving = replace(AT_FIRST, state=GroupState.REBALANCING)
+    assert told(AT_FIRST, moving, replace(EMPTY, partitions=tuple(RELEASED)))[2] == [
+        MemberLeft(RUN, LeaveReason.GRACEFUL, (P0, P1)),
+        GroupEmptied(),
+    ]
 
 
 def test_words():
     """Every event says who, what and how much."""
     many = tuple(TopicPartition("orders", n) for n in range(50))
     assert str(MemberJoined(RUN, many)).endswith("orders:4 and 45 more")
-    assert str(MemberLeft(RUN, LeaveReason.CRASHED, ())) == f"run {RUN} crashed; it had no partition"
+    assert str(MemberJoined(RUN, ())) == f"run {RUN} joined with no partition"
+    assert str(MemberLeft(RUN, LeaveReason.CRASHED, ())) == f"run {RUN} crashed"
+    back = MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (), is_back=True)
+    assert str(back) == f"run {RUN} left by poll timeout and came back between two looks"
     assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.UNKNOWN, (P0,))).startswith("foreign member kcat")
     assert str(RebalanceStarted(2)) == "a rebalance of 2 members is under way"
     assert str(RebalanceCompleted(2, 7.4)) == "a rebalance of 2 members is over, it took about 7 s"

@@ -7,7 +7,10 @@ through system properties of its JVM: what a test sees of the batch is what Spar
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -21,6 +24,7 @@ PROTOCOLS = ("classic", "consumer")
 HEARTBEAT = 0.5  # seconds
 FIRST, LAST = 200, 400  # where the first batch ends, and the second one
 BUSY = "chaos/busy"  # tags a run whose second batch waits
+GATES = "chaos/gates"  # tags a run whose transform waits for a file in this folder: "1", then "2"; or "all"
 _NAP_MS = 200  # an offset: 40 s of the second batch, unless it may go on
 
 
@@ -32,6 +36,8 @@ class Law:
     session: float
     enable_parallel_rebalance: bool = True
     start_method: str = "spawn"
+    max_batch_seconds: float = 60
+    group_instance_id: str | None = None
 
 
 LAWS = [
@@ -42,6 +48,10 @@ LAWS = [
     Law("forked", 10.0, start_method="forkserver"),
     Law("unborn", 10.0),
     Law("canceled", 10.0),
+    Law("watched", 1.5, enable_parallel_rebalance=False, max_batch_seconds=5),
+    Law("killed_alone", 1.5),
+    Law("ended", 1.5),
+    Law("static", 4.0, group_instance_id="orders-1"),
 ]
 
 
@@ -84,6 +94,7 @@ class Case:
 
     def asset(self) -> kl.KafkaAsset:
         """A small first batch and one that waits; rows name the run that wrote them."""
+        calls = count(1)
 
         @kl.kafka_asset(
             name=self.name,
@@ -91,13 +102,15 @@ class Case:
             group_id=self.group_id,
             table=self.table,
             max_poll_records=FIRST,
-            max_batch_seconds=60,
+            max_batch_seconds=self.law.max_batch_seconds,
+            group_instance_id=self.law.group_instance_id,
             idle_seconds=0.5,
             enable_parallel_rebalance=self.law.enable_parallel_rebalance,
             kafka_resource_key=f"kafka_{self.name}",
         )
         def orders(batch):
             run = dg.AssetExecutionContext.get().run
+            _wait_at_the_gate(run.tags.get(GATES), next(calls))
             waits = _waits(run.run_id) if BUSY in run.tags else "''"
             written_by = f"if({waits} = 'never', 'never', '{run.run_id}') AS written_by"
             return batch.selectExpr("topic", "partition", "offset", written_by)
@@ -118,6 +131,12 @@ def offset_property(run_id: str) -> str:
 def go_on_property(run_id: str) -> str:
     """Where a busy run is told to go on."""
     return f"{run_id}.goes_on"
+
+
+def _wait_at_the_gate(folder: str | None, call: int) -> None:
+    """Code that no watchdog can interrupt: it goes on when a file is there, and not before."""
+    while folder and not any((Path(folder) / gate).exists() for gate in (str(call), "all")):
+        time.sleep(0.05)
 
 
 def _waits(run_id: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.commit_log import Mark
+from tests.world.chaos import cases
 from tests.world.one_group import World
+from tests.world.stories import RealDagster, Story, make_topics
 
 
 @pytest.fixture
@@ -22,3 +24,22 @@ def crashed(world):
     assert world.first_log()[1].mark is Mark.RUNNING
     world.grow_to(120)
     return world
+
+
+@pytest.fixture(scope="session")
+def real_dagster(services, tmp_path_factory, produce):
+    """One Dagster for all cases of ``chaos``."""
+    with RealDagster(services, tmp_path_factory.mktemp("dagster")) as found:
+        make_topics(found, produce)
+        yield found
+
+
+@pytest.fixture
+def story(real_dagster, spark, rows):
+    """The story of a law under a protocol: ``story(law, protocol)``."""
+
+    def of(law, protocol):
+        (case,) = (case for case in cases(real_dagster.name) if (case.law.name, case.protocol) == (law, protocol))
+        return Story(case, real_dagster, spark, rows)
+
+    return of

@@ -1,0 +1,85 @@
+"""What the group sensor asks Dagster for, where no broker is needed to know it."""
+
+from __future__ import annotations
+
+import logging
+
+import dagster as dg
+import pytest
+
+from kafka_liveness_dagster.core.events import GroupEmptied, LeaveReason, MemberJoined, MemberLeft
+from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, GroupState, Memory
+from kafka_liveness_dagster.cursors import GroupCursor
+from kafka_liveness_dagster.hooks import Answers
+
+LOG = logging.getLogger(__name__)
+CRASH = MemberLeft("0badcafe", LeaveReason.CRASHED, ())
+JOIN = MemberJoined("0000beef", ())
+LATER = GroupCursor(epoch=1_795_000_000, events=7)
+
+
+def keys(events, cursor=LATER, hook=lambda _: dg.RunRequest()):
+    """The run keys of what a hook wants."""
+    requests, _ = Answers("orders_group", hook, "page").to(events, cursor, LOG)
+    return [request.run_key for request in requests]
+
+
+def test_a_request_gets_a_run_key_and_a_job():
+    """Both are the event's unless the hook gives its own."""
+    own = dg.RunRequest(run_key="mine", job_name="other", tags={"a": "b"})
+    requests, failed = Answers("orders_group", lambda _: [dg.RunRequest(), own], "page").to([CRASH], LATER, LOG)
+    assert [request.job_name for request in requests] == ["page", "other"]
+    assert requests[0].run_key.startswith("orders_group ")
+    assert (requests[1].run_key, requests[1].tags, failed) == ("mine", {"a": "b"}, [])
+
+
+def test_a_repeated_tick_asks_for_the_same():
+    """Its cursor was not saved: what it told is told again, among more or less, and starts nothing twice."""
+    crash, join = keys([CRASH, JOIN])
+    assert keys([JOIN]) == [join]
+    assert keys([GroupEmptied(), CRASH])[1] == crash
+
+
+def test_what_happens_again_is_asked_for_again():
+    """The next departure of the same run has a key of its own, and so have two requests for one event."""
+    again = [*keys([CRASH]), *keys([CRASH], LATER.model_copy(update={"events": 8}))]
+    twice = [*keys([CRASH, CRASH]), *keys([CRASH], hook=lambda _: [dg.RunRequest(), dg.RunRequest()])]
+    assert len({*again, *twice}) == 4
+    assert keys([CRASH], GroupCursor(epoch=1_795_000_001, events=7)) != keys([CRASH]), "the cursor was reset in the UI"
+
+
+def test_a_hook_that_fails_is_seen_and_stops_nothing(caplog):
+    """The other events are answered; what went wrong is in the log, and in words for the observation."""
+
+    def hook(event):
+        if event is CRASH:
+            raise ZeroDivisionError
+        return dg.RunRequest()
+
+    requests, failed = Answers("orders_group", hook, "page").to([CRASH, JOIN], LATER, LOG)
+    assert len(requests) == 1
+    assert failed == [f"on_event failed with ZeroDivisionError, nothing was requested for: {CRASH}"]
+    assert "ZeroDivisionError" in caplog.text
+    assert Answers("orders_group", None, None).to([CRASH], LATER, LOG) == ([], [])
+
+
+def test_the_cursor_is_small_and_keeps_what_it_is_given():
+    """Stored with every tick: below 2 kB at its fullest."""
+    memory = Memory(
+        GroupState.REBALANCING,
+        {f"{n:08x}": "x" * 24 for n in range(MAX_REMEMBERED)},
+        tuple(f"{n:08x}a" for n in range(MAX_TOLD)),
+        "0" * 8,
+        1_795_000_000.123456,
+        {f"{n:08x}": 1_795_000_000 for n in range(MAX_REMEMBERED)},
+    )
+    cursor = GroupCursor.of(memory, observed_at=1_795_000_000.123456, epoch=1_795_000_000, events=10**6)
+    assert len(cursor.encode()) < 2_000
+    assert GroupCursor.decode(cursor.encode()).memory == memory
+
+
+@pytest.mark.parametrize("cursor", [None, "", "{", '{"state": "asleep"}', '{"told": ["0badcafe3"], "state": "empty"}'])
+def test_a_cursor_of_another_version_is_none(cursor):
+    """What cannot be read begins anew."""
+    assert GroupCursor.decode(cursor) == GroupCursor()
+    assert GroupCursor.decode(cursor).memory is None

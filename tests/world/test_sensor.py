@@ -1,0 +1,224 @@
+"""The group sensor beside real processes: each thing that happens to a group is told once, at once, by its name."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from uuid import uuid4
+
+import dagster as dg
+import psutil
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import run_mark
+from kafka_liveness_dagster.embedded import services as embedded
+from kafka_liveness_dagster.embedded import state
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from tests.conftest import JARS
+from tests.world.chaos import PROTOCOLS
+from tests.world.stories import stop, wait_for
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
+
+EMPTIED, DEALT = "the group has no member any more", "a rebalance of {} members is over, it took less than the time"
+
+
+class Sensor:
+    """The sensor of an asset, looked with by hand: its cursor goes from tick to tick, as the daemon has it."""
+
+    def __init__(self, asset, kafka, instance):
+        self.asset, self._kafka, self._instance, self.cursor = asset, kafka, instance, None
+
+    def tick(self):
+        """One look; its result."""
+        with dg.build_sensor_context(
+            self._instance, self.cursor, resources={self.asset.kafka_resource_key: self._kafka}, sensor_name="watch"
+        ) as context:
+            result = self.asset.sensor.evaluate_tick(context)
+        self.cursor = result.cursor
+        return result
+
+    def told(self):
+        """What one look tells of the group, nothing when there is no news; the next look tells nothing new."""
+        first, second = self._events(self.tick()), self._events(self.tick())
+        assert second == [], "a thing is told once"
+        return first
+
+    def _events(self, result):
+        key = dg.AssetKey(["kafka", self.asset.topics[0]])
+        seen = [event.metadata["events"].value for event in result.asset_events if event.asset_key == key]
+        return [line.removeprefix("- ") for text in seen for line in text.splitlines() if line != "none"]
+
+
+def sensor_of(story):
+    return Sensor(story.case.asset(), story.kafka, story.instance)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_that_times_out_is_frozen_and_ends_well(story, tmp_path, protocol):
+    """Joined; left by poll timeout, though its run is at work; back; silent; back; done: each by its name."""
+    story = story("watched", protocol)
+    sensor = sensor_of(story)
+    assert sensor.told() == []
+    run = story.launch_live(gates=tmp_path)
+    name, had = f"run {run_mark(run)}", f"{story.case.topic}:0"
+    wait_for(lambda: any(member.partitions for member in story.members()) and story.first_log())
+    assert f"{name} joined with {had}" in sensor.told()
+    wait_for(lambda: not story.members())
+    assert sensor.told() == [f"{name} left by poll timeout; it had {had}", EMPTIED]
+    assert not story.instance.get_run_by_id(run).is_finished
+
+    (tmp_path / "1").touch()
+    wait_for(lambda: any(member.partitions for member in story.members()))
+    stop(worker := story.worker(run))
+    told = sensor.told()
+    assert f"{name} joined with {had}" in told
+    wait_for(lambda: not story.members())
+    assert sensor.told() == [f"{name} stopped sending heartbeats; it had {had}", EMPTIED]
+    (tmp_path / "all").touch()
+    worker.resume()
+    assert story.end(run) is dg.DagsterRunStatus.SUCCESS
+    assert sensor.told() == [f"{name} left gracefully; it had {had}"]
+
+
+def test_a_killed_run(story):
+    """SIGKILL: it crashed, and a live run is wanted at once, though the broker may list the member for long."""
+    story = story("killed_alone", "consumer")
+    sensor = sensor_of(story)
+    run = story.launch_live(busy=True)
+    story.is_busy(run)
+    assert sensor.told() == []
+    story.worker(run).kill()
+    assert story.end(run) is dg.DagsterRunStatus.FAILURE
+    first = sensor.tick()
+    crashed = f"run {run_mark(run)} crashed"
+    assert f"- {crashed}; it had {story.case.topic}:0" in first.asset_events[0].metadata["events"].value
+    assert [request.tags["kafka_liveness/cause"] for request in first.run_requests] == [crashed]
+    assert crashed not in "".join(sensor.told()), "once"
+    wait_for(lambda: not story.members())
+    assert crashed not in "".join(sensor.told())
+
+
+def test_a_canceled_run(story):
+    """Terminated in the UI: its partitions are released, and so it is told."""
+    story = story("ended", "classic")
+    sensor = sensor_of(story)
+    run = story.launch_live(busy=True)
+    story.is_busy(run)
+    assert sensor.told() == []
+    story.world.ui.terminate_run(run)
+    assert story.end(run) is dg.DagsterRunStatus.CANCELED
+    assert sensor.told() == [
+        f"run {run_mark(run)} left because its run was canceled; it had {story.case.topic}:0",
+        EMPTIED,
+    ]
+
+
+def test_a_static_member_that_ends(story):
+    """It sends no LeaveGroup: told while the broker lists it; that its session ends is no departure."""
+    story = story("static", "classic")
+    sensor = sensor_of(story)
+    assert sensor.told() == []
+    run = story.finish().run_id
+    assert story.members(), "its session lasts on"
+    told = sensor.told()
+    assert (
+        f"run {run_mark(run)} ended, and holds its partitions as a static member until its session times out; "
+        in told[0]
+    )
+    wait_for(lambda: not story.members())
+    assert sensor.told() == [EMPTIED]
+
+
+# --- plain consumers --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def member(kafka, topic, group):
+    """A consumer that answers its group on a thread of its own, settled."""
+    with kafka.consumer(topics=[topic], group_id=group, max_batch_seconds=60, liveness="progress") as consumer:
+        wait_for(lambda: consumer.poll(0.0) is None and consumer.assignment())
+        yield consumer
+
+
+def watch(topic, group):
+    @kl.kafka_asset(topics=[topic], group_id=group, table="lake.shop.orders", name="orders")
+    def orders(batch):
+        return batch
+
+    return orders
+
+
+def kafka_at(servers):
+    return kl.KafkaLivenessResource(
+        bootstrap_servers=servers, session_timeout_seconds=1.5, heartbeat_interval_seconds=0.5
+    )
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+def test_others_come_and_go(services, make_topic, instance):
+    """A second member, a plain Kafka consumer among them, and each that leaves: named, and none is disturbed."""
+    topic, group, kafka = make_topic(2), f"etl-{uuid4().hex[:8]}", kafka_at(services.bootstrap_servers)
+    sensor = Sensor(watch(topic, group), kafka, instance)
+    members = lambda: kafka.cluster().members(group)  # noqa: E731
+    with ExitStack() as stack:
+        first = stack.enter_context(member(kafka, topic, group))
+        assert sensor.told() == []
+        with member(kafka, topic, group) as second:
+            wait_for(lambda: len(first.assignment()) == len(second.assignment()) == 1)
+            told = sensor.told()
+            assert told[0] == f"run {second._link.mark} joined with {second.assignment()[0]}"
+            assert told[1].startswith(DEALT.format(2))
+        wait_for(lambda: first.poll(0.0) is None and len(first.assignment()) == 2)
+        told = sensor.told()
+        assert told[0] == f"run {second._link.mark} left for no known reason", "a script, and the other has its marks"
+        foreign = Consumer(
+            {
+                "bootstrap.servers": services.bootstrap_servers,
+                "group.id": group,
+                "client.id": "kcat",
+                "partition.assignment.strategy": "cooperative-sticky",
+            }
+        )
+        foreign.subscribe([topic])
+        wait_for(lambda: foreign.poll(0.1) is None and foreign.assignment())
+        wait_for(lambda: len(first.assignment()) == 1 and all(seen.partitions for seen in members()))
+        told = sensor.told()
+        assert told[0].startswith("foreign member kcat at 127.0.0.1 joined with ")
+        foreign.close()
+        wait_for(lambda: first.poll(0.0) is None and len(first.assignment()) == 2)
+        assert sensor.told()[0] == "foreign member kcat at 127.0.0.1 left"
+    assert sensor.told() == [f"run {first._link.mark} left gracefully; it had {topic}:0, {topic}:1", EMPTIED]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance, protocol):
+    """While it is away a tick fails by name and remembers nothing; once it is back, nobody has left."""
+    monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
+    kafka_alone = {"home": tmp_path, "which": ("kafka",)}
+    servers = embedded.ensure(**kafka_alone).bootstrap_servers
+    try:
+        admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+        admin.create_topics([NewTopic("orders", 2)])["orders"].result()
+        kafka = kafka_at(servers)
+        sensor = Sensor(watch("orders", "etl"), kafka, instance)
+        with member(kafka, "orders", "etl"):
+            assert sensor.told() == []
+            broker = psutil.Process(state.read(tmp_path)["kafka"].pid)
+            broker.kill()
+            broker.wait(10)
+            before = sensor.cursor
+            with pytest.raises(BrokerUnreachableError):
+                sensor.tick()
+            assert sensor.cursor == before
+            embedded.ensure(**kafka_alone)
+            assert sensor.told() == []
+    finally:
+        embedded.stop(tmp_path)

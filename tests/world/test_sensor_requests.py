@@ -1,0 +1,172 @@
+"""Which runs the group sensor asks for, and which it ends, with a group on the real broker."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster import sensors
+from kafka_liveness_dagster.kafka.errors import TopicNotFoundError
+from kafka_liveness_dagster.runs import lane_tags
+from tests.world.one_group import join
+
+STARTED, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE
+
+
+@dg.job
+def page():
+    """A user's own, for what happens to the group."""
+
+
+class Desk:
+    """A Dagster with the asset of a world's topic: ticks by hand, runs that only Dagster knows."""
+
+    def __init__(self, world, instance, **settings):
+        self.world, self.instance, self.cursor = world, instance, None
+
+        @kl.kafka_asset(
+            topics=[world.topic],
+            group_id=world.group,
+            table="lake.shop.orders",
+            name="orders",
+            enable_parallel_rebalance=True,
+            **settings,
+        )
+        def orders(batch):
+            return batch
+
+        self.asset = orders
+        self.defs = dg.Definitions.merge(
+            orders.definitions,
+            dg.Definitions(resources={"kafka": world.kafka, "spark": kl.SparkConnectResource(remote="sc://localhost")}),
+        )
+
+    def tick(self):
+        """One look; what it adds is added, and its cursor kept."""
+        with dg.build_sensor_context(
+            self.instance, self.cursor, resources={"kafka": self.world.kafka}, sensor_name="orders_group"
+        ) as context:
+            result = self.asset.sensor.evaluate_tick(context)
+        for added in result.dynamic_partitions_requests or ():
+            self.instance.add_dynamic_partitions(added.partitions_def_name, list(added.partition_keys))
+        self.cursor = result.cursor
+        return result
+
+    def wanted(self):
+        """Job and partition of each run that a look asks for."""
+        return [(request.job_name, request.partition_key) for request in self.tick().run_requests]
+
+    def run(self, lane, status=STARTED, **tags):
+        """A run as Dagster knows it; no process works for it."""
+        job = self.defs.resolve_job_def("orders_job" if lane == "live" else "orders_crash_lag_job")
+        run = self.instance.create_run_for_job(job, tags={**lane_tags(self.world.group, lane), **tags})
+        for event in ("PIPELINE_STARTING", "PIPELINE_START"):
+            self.instance.report_dagster_event(
+                dg.DagsterEvent(event_type_value=event, job_name=run.job_name), run.run_id
+            )
+        if status is FAILURE:
+            self.instance.report_run_failed(run)
+        return run.run_id
+
+    def status(self, run_id):
+        return self.instance.get_run_by_id(run_id).status
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
+    """The live run is asked for, the mistake is told on the topic's asset, and what went well is asked for once."""
+
+    def hook(event):
+        if isinstance(event, kl.MemberLeft):
+            raise ZeroDivisionError
+        return dg.RunRequest(tags={"about": str(event)})
+
+    desk = Desk(crashed, instance, on_event=hook, event_jobs=[page])
+    first = desk.tick()
+    assert [request.job_name for request in first.run_requests] == ["orders_job"]
+    assert "on_event failed with ZeroDivisionError" in first.asset_events[0].description
+    with crashed.live() as consumer:
+        join(crashed, consumer)
+        before = desk.cursor
+        asked = {request.tags["about"]: request.run_key for request in desk.tick().run_requests}
+        desk.cursor = before
+        again = {request.tags["about"]: request.run_key for request in desk.tick().run_requests}
+    assert f"run {consumer._link.mark} joined with {crashed.topic}:0" in " ".join(asked)
+    assert f"crash lag {crashed.topic}:3:70-120, 50 offsets, is owed" in asked
+    assert {request.job_name for request in first.run_requests} == {"orders_job"}
+    assert len(set(asked.values())) == len(asked)
+    assert all(asked[about] == key for about, key in again.items()), "a tick that is repeated starts nothing twice"
+
+
+def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch):
+    """Oldest first, none beside another, none of a held partition; who fails makes room and is tried later and later."""
+    w = crashed
+    desk = Desk(w, instance, auto_catch_up=True)
+    with pytest.raises(ZeroDivisionError), w.live() as consumer:
+        join(w, consumer)
+        w.grow_to(170)
+        w.process(consumer, 140)
+        raise ZeroDivisionError
+    w.grow_to(190)
+    with w.live() as consumer:
+        join(w, consumer)
+        older, younger = (("orders_crash_lag_job", f"{w.tp}:{span}") for span in ("70-120", "140-190"))
+        assert desk.wanted() == [], "partitions are added before their runs are asked for"
+        assert desk.wanted() == desk.wanted() == [older]
+        consumer.pause(w.topic, 3)
+        assert desk.wanted() == []
+        consumer.resume(w.topic, 3)
+        run = desk.run("catch-up", **{"dagster/partition": older[1]})
+        assert desk.wanted() == [], "one is in progress"
+        instance.report_run_failed(instance.get_run_by_id(run))
+        assert desk.wanted() == [younger], "the one that failed must not hold up the others"
+        for key in (younger, older):
+            desk.run("catch-up", FAILURE, **{"dagster/partition": key[1]})
+        assert desk.wanted() == [], "three failures in a row: not at once"
+        now = time.time()
+        monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: now + 15))
+        assert desk.wanted() == [younger]
+        desk.run("catch-up", FAILURE)
+        assert desk.wanted() == [], "20 s after the fourth one"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_ghost_is_told_and_failed_if_wanted(world, instance, fails):
+    """A run at work that never comes to its group; one that is no ghost any more is left alone."""
+    desk = Desk(world, instance, ghost_after_seconds=0.0, fail_ghost_runs=fails)
+    run, starting = desk.run("live"), desk.run("live", status=None)
+    instance.report_run_canceling(instance.get_run_by_id(starting))
+    told = desk.tick().asset_events[0].description
+    assert told == f"run {run[:8]} is in progress and has been no member for 0 s"
+    assert desk.status(run) is (FAILURE if fails else STARTED)
+    assert desk.status(starting) is dg.DagsterRunStatus.CANCELING
+    assert desk.tick().asset_events == [], "told once"
+
+
+def test_no_more_live_runs_than_partitions(world, instance):
+    """A fifth run would have nothing to do at four partitions, whatever max_live_runs says."""
+    world.grow_to(10)
+    desk = Desk(world, instance, max_live_runs=9)
+    asked = []
+    for _ in range(6):
+        asked.append(len(desk.wanted()))
+        desk.run("live")
+    assert asked == [1, 1, 1, 1, 0, 0]
+
+
+def test_a_topic_that_is_gone_is_told(world, instance):
+    """The tick fails by name: a sensor that looks at nothing would look healthy."""
+    desk = Desk(world, instance)
+    world.topic = "nowhere"
+    with pytest.raises(TopicNotFoundError, match="'nowhere' does not exist"):
+        Desk(world, instance).tick()
+    assert desk.cursor is None
