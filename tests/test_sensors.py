@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
+from typing import get_args
 
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.events import GroupEmptied, LeaveReason, MemberJoined, MemberLeft
+from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, GroupState, Memory
 from kafka_liveness_dagster.cursors import GroupCursor
 from kafka_liveness_dagster.hooks import Answers
@@ -83,3 +86,24 @@ def test_a_cursor_of_another_version_is_none(cursor):
     """What cannot be read begins anew."""
     assert GroupCursor.decode(cursor) == GroupCursor()
     assert GroupCursor.decode(cursor).memory is None
+
+
+def test_the_page_shows_a_hook_that_works():
+    """Its Python is run: a crash asks for the job with a config that the job takes, a graceful leave for nothing."""
+    page = (Path(__file__).parents[1] / "docs" / "sensor.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict = {}
+    exec(compile(block, "docs/sensor.md", "exec"), names)  # noqa: S102 - our own page
+    asset = names["orders"]
+    done = MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
+    requests, failed = Answers("orders_group", asset.on_event, asset.event_jobs[0].name).to([CRASH, done], LATER, LOG)
+    assert ([request.job_name for request in requests], failed) == (["page_someone"], [])
+    assert names["page_someone"].execute_in_process(run_config=requests[0].run_config).success
+    assert {job.name for job in asset.sensor.jobs} == {"orders_job", "page_someone"}
+
+
+def test_the_page_has_every_event():
+    """Each reason's words and each event's name."""
+    page = (Path(__file__).parents[1] / "docs" / "sensor.md").read_text(encoding="utf-8")
+    assert [reason for reason in LeaveReason if reason.value not in page or reason.name not in page] == []
+    assert [event.__name__ for event in get_args(GroupEvent) if event.__name__ not in page] == []

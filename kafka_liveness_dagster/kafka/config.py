@@ -80,6 +80,8 @@ class KafkaSettings:
     def client(self, client_id: str) -> dict[str, Any]:
         """Settings of any client of this cluster."""
         return {
+            # Java's; librdkafka's 10 s are a whole session: a broker that is back would meet members gone
+            "reconnect.backoff.max.ms": 1_000,
             **self.extra,
             **self.security.client(),
             "bootstrap.servers": self.bootstrap_servers,

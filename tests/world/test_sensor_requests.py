@@ -108,7 +108,7 @@ def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
 
 
 def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch):
-    """Oldest first, none beside another, none of a held partition; who fails makes room and is tried later and later."""
+    """Oldest first, none beside another, none of a held partition; who fails makes room, and is tried ever later."""
     w = crashed
     desk = Desk(w, instance, auto_catch_up=True)
     with pytest.raises(ZeroDivisionError), w.live() as consumer:
