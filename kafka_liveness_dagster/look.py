@@ -97,15 +97,17 @@ def _said_meanwhile(
 
 def _partitions(cluster: Cluster, group_id: str, topics: Sequence[str]) -> tuple[PartitionSnapshot, ...]:
     tps = cluster.partitions(topics)
-    first, second = (cluster.commits(group, tps) for group in (group_id, group_id + CATCH_UP_SUFFIX))
+    first = cluster.commits(group_id, tps)
+    marks = {tp: _decode(commit.metadata) for tp, commit in first.items()}
+    owing = [tp for tp, mark in marks.items() if mark and mark.owed]
+    second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
-    return tuple(_partition(tp, first.get(tp), second.get(tp), bounds[tp]) for tp in tps)
+    return tuple(_partition(tp, first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps)
 
 
 def _partition(
-    tp: TopicPartition, first: Commit | None, second: Commit | None, bounds: tuple[int, int]
+    tp: TopicPartition, first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int]
 ) -> PartitionSnapshot:
-    mark = _decode(first.metadata) if first else None
     done = DoneLog.decode(second.offset, second.metadata) if second else DoneLog()
     outstanding = done.outstanding(mark.owed) if mark else ()
     log_start, log_end = bounds

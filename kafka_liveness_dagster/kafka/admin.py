@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 REQUEST_SECONDS = 5.0
+_OPEN_READERS = 64  # each has 3 threads, one more for every broker, and 2 connections
+_READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
 _APACHE_GROUP = GroupTimeouts(session_ms=45_000, heartbeat_ms=5_000)
@@ -80,14 +82,14 @@ def _client(settings: KafkaSettings) -> tuple[AdminClient, Heard]:
     return AdminClient(config, logger=logger_of(config)), heard
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=_OPEN_READERS)
 def _reader(group_id: str, settings: KafkaSettings) -> Consumer:
     """A consumer that never subscribes, to read a group's commits with.
 
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
     answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
-    config = settings.committer(group_id, "kafka-liveness/reader")
+    config = {"reconnect.backoff.ms": _READER_BACKOFF_MS, **settings.committer(group_id, "kafka-liveness/reader")}
     return Consumer(config, logger=logger_of(config))
 
 
