@@ -64,6 +64,7 @@ class KafkaAsset(KafkaAssetSettings):
                 description=self._why_crash_lag,
                 partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
                 backfill_policy=self.backfill_policy or dg.BackfillPolicy.single_run(),
+                pool=f"{self.name}_crash_lag",  # a backfill's runs carry no tags to limit them by
                 **self._shared(),
             )
             return cast("dg.AssetsDefinition", make(crash_lag))
