@@ -5,7 +5,7 @@ BIN := .venv/bin
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test lint format check lock java chromium clean
+.PHONY: help demo ui test bench lint format check lock java chromium clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 
 test: java chromium .venv/installed ## all tests of all tiers
 	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+bench: java .venv/installed ## measure; the numbers are kept in benchmarks/RESULTS.md
+	@$(BIN)/python -m benchmarks.sensor_tick --write benchmarks/RESULTS.md $(ARGS)
 
 lint: .venv/installed ## ruff and mypy
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy

@@ -1,0 +1,144 @@
+"""Many consumer groups as they stand after a crash: commits in both logs, and an owed range on every partition."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import dagster as dg
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, run_mark
+from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.embedded import services
+from kafka_liveness_dagster.embedded.jars import jars_folder
+from kafka_liveness_dagster.look import GroupLook
+from kafka_liveness_dagster.runs import lane_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kafka_liveness_dagster.parts import KafkaAsset
+
+COMMITTED, LOG_END = 70, 120
+OWED, DONE = Span(20, 50), Span(20, 30)
+_RUNS = 5  # that Dagster knows of each group
+_SECONDS = 60
+
+
+@dataclass
+class WatchedGroup:
+    """One group, the asset that consumes it, and the sensor's cursor."""
+
+    asset: KafkaAsset
+    kafka: kl.KafkaLivenessResource
+    instance: dg.DagsterInstance
+    cursor: str | None = None
+
+    def tick(self) -> float:
+        """Evaluate the sensor as Dagster's code server does; seconds. Then do what the daemon does with the answer."""
+        began = time.perf_counter()
+        with dg.build_sensor_context(
+            self.instance, cursor=self.cursor, resources={"kafka": self.kafka}, sensor_name=self.asset.sensor.name
+        ) as context:
+            told = self.asset.sensor.evaluate_tick(context)
+        seconds = time.perf_counter() - began
+        for request in told.dynamic_partitions_requests or ():
+            self.instance.add_dynamic_partitions(request.partitions_def_name or "", list(request.partition_keys))
+        self.cursor = told.cursor
+        return seconds
+
+    def look(self) -> float:
+        """Only the look at Kafka, and at Dagster's runs; seconds."""
+        began = time.perf_counter()
+        seen = GroupLook.of(self.kafka.cluster(), self.instance, self.asset.group_id, self.asset.topics)
+        assert len(seen.owed) == len(seen.snapshot.partitions), "every partition owes one range"  # noqa: S101
+        return time.perf_counter() - began
+
+    @cached_property
+    def run_id(self) -> str:
+        """The newest live run's."""
+        return str(uuid4())
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    """A broker of the benchmark's own, without anybody's groups; the jars are the checkout's."""
+    jars = os.environ.setdefault("KAFKA_LIVENESS_JARS", str(jars_folder()))
+    Path(jars).mkdir(parents=True, exist_ok=True)
+    before = os.environ.get("KAFKA_LIVENESS_HOME")
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["KAFKA_LIVENESS_HOME"] = home
+        try:
+            yield services.ensure(which=("kafka",)).bootstrap_servers
+        finally:
+            services.stop()
+            os.environ.pop("KAFKA_LIVENESS_HOME")
+            os.environ.update({} if before is None else {"KAFKA_LIVENESS_HOME": before})
+
+
+def watched(topic: str, number: int, kafka: kl.KafkaLivenessResource, instance: dg.DagsterInstance) -> WatchedGroup:
+    """The n-th group of a topic; declares an asset, asks nobody."""
+
+    @kl.kafka_asset(topics=[topic], group_id=f"{topic}-{number}", name=f"{topic}_{number}".replace("-", "_"),
+                    table="lake.shop.orders", enable_parallel_rebalance=True)  # fmt: skip
+    def asset(batch: Any) -> Any:
+        return batch
+
+    return WatchedGroup(asset, kafka, instance)
+
+
+def make_topic(bootstrap_servers: str, partitions: int) -> str:
+    """A topic with records in each partition."""
+    name = f"bench-{partitions}-{uuid4().hex[:6]}"
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(timeout=_SECONDS)
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for partition in range(partitions):
+        for number in range(LOG_END):
+            producer.produce(name, json.dumps({"order": number}).encode(), partition=partition)
+        producer.poll(0)
+    left = producer.flush(_SECONDS)
+    assert not left, f"{left} records were not written in {_SECONDS} s"  # noqa: S101
+    return name
+
+
+def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
+    """Leave both commit logs as a crash leaves them, and the runs in Dagster."""
+    name, topic = group.asset.group_id, group.asset.topics[0]
+    live = LiveMark(Mark.RUNNING, run_mark(group.run_id), (OWED,)).encode()
+    done = DoneLog(0, (DONE,))
+    tps = [(topic, number) for number in range(partitions)]
+    _commit(bootstrap_servers, name, [KafkaTopicPartition(*tp, COMMITTED, live) for tp in tps])
+    second = [KafkaTopicPartition(*tp, done.watermark, done.encode()) for tp in tps]
+    _commit(bootstrap_servers, name + CATCH_UP_SUFFIX, second)
+    for number in range(_RUNS):
+        group.instance.add_run(
+            dg.DagsterRun(
+                job_name=group.asset.live_job.name,
+                run_id=group.run_id if number == _RUNS - 1 else str(uuid4()),
+                status=dg.DagsterRunStatus.FAILURE if number == _RUNS - 1 else dg.DagsterRunStatus.SUCCESS,
+                tags=lane_tags(name, "live"),
+            )
+        )
+
+
+def _commit(bootstrap_servers: str, group: str, offsets: list[KafkaTopicPartition]) -> None:
+    client = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group, "enable.auto.commit": False})
+    try:
+        for told in client.commit(offsets=offsets, asynchronous=False):
+            if told.error is not None:
+                raise KafkaException(told.error)
+    finally:
+        client.close()
