@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,30 +29,39 @@ CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main(
 SHORT = ["--session=1.5", "--poll-interval=3", "--stall=6"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def admin(services):
     """The broker, asked by a client that shares no code with the command."""
     return AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
 
 
-@pytest.fixture
-def timeline(services, admin):
-    """Start the command; whatever happens to it, no topic, group or process of its own is left."""
-    started = []
+@pytest.fixture(scope="module")
+def timelines(services):
+    """Play acts at once: ``timelines(name=act, …) -> {name: outcome}``; what they start must not outlive them."""
+    where = f"--bootstrap-servers={services.bootstrap_servers}"
 
-    def start(*arguments):
-        where = f"--bootstrap-servers={services.bootstrap_servers}"
-        command = subprocess.Popen(
-            [*CLI, where, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
-        )
-        started.append(psutil.Process(command.pid))
-        return command
+    def play(**acts):
+        started = []
 
-    yield start
-    left = [process for command in started if command.is_running() for process in (command, *command.children())]
-    for process in left:
-        process.kill()
-    assert left == []
+        def start(*arguments):
+            command = subprocess.Popen(
+                [*CLI, where, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+            )
+            started.append(psutil.Process(command.pid))
+            return command
+
+        try:
+            with ThreadPoolExecutor(len(acts)) as stages:
+                played = {name: stages.submit(act, start) for name, act in acts.items()}
+        finally:
+            left = [found for command in started if command.is_running() for found in (command, *command.children())]
+            for process in left:
+                process.kill()
+        outcomes = {name: act.result() for name, act in played.items()}
+        assert left == []
+        return outcomes
+
+    return play
 
 
 def traces(admin):
@@ -61,12 +71,13 @@ def traces(admin):
 
 
 def wait_for(line, command):
-    """Read what the command shows until it shows this."""
+    """Read what the command shows until it shows this; that row, and its consumer's process then."""
     told = []
     for row in command.stdout:
         told.append(row)
         if line in row:
-            return told
+            (consumer,) = psutil.Process(command.pid).children()
+            return row, consumer
     raise AssertionError(f"never showed {line!r}: {''.join(told)}")
 
 
@@ -75,13 +86,55 @@ def when(events, what, after=-1.0):
     return next(event["at"] for event in events if event["what"] == what and event["at"] > after)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    output: str = ""
+    seconds: float = 0.0  # since it was asked to
+    consumer_lives: bool = False
+    json_file: Path | None = None
+
+    @property
+    def events(self):
+        assert self.code == 0, self.output
+        return json.loads(self.json_file.read_text(encoding="utf-8"))["events"]
+
+
+# --- to its end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told(timelines, tmp_path_factory):
+    """Three timelines, at once since nearly all of their time is the consumer's stall."""
+    folder = tmp_path_factory.mktemp("timelines")
+
+    def whole(protocol):
+        def act(start):
+            json_file = folder / f"{protocol}.json"
+            command = start(*SHORT, f"--protocol={protocol}", "--json", str(json_file))
+            output = command.communicate(timeout=120)[0]
+            return Ended(command.returncode, output, json_file=json_file)
+
+        return act
+
+    def frozen(start):
+        command = start("--session=1", "--poll-interval=6", "--stall=7")
+        _, consumer = wait_for("poll() gave a batch", command)
+        consumer.suspend()
+        time.sleep(3)  # three times its session timeout, half of its poll interval
+        consumer.resume()
+        output = command.communicate(timeout=120)[0]
+        return Ended(command.returncode, output)
+
+    return timelines(classic=whole("classic"), consumer=whole("consumer"), frozen=frozen)
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(timeline, admin, tmp_path, protocol):
+def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(told, admin, protocol):
     """Heartbeats go on, LeaveGroup comes at the poll interval, the next poll rejoins and gives the same batch."""
-    command = timeline(*SHORT, f"--protocol={protocol}", "--json", str(tmp_path / "run.json"))
-    output = command.communicate(timeout=120)[0]
-    assert command.returncode == 0, output
-    events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["events"]
+    events = told[protocol].events
     assert [event["at"] for event in events] == sorted(event["at"] for event in events)
 
     polled = when(events, "poll() gave a batch")
@@ -108,63 +161,81 @@ def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(timelin
     assert traces(admin) == []
 
 
-def test_a_group_setting_does_not_outlive_its_group(timeline, admin, tmp_path):
+def test_a_group_setting_does_not_outlive_its_group(told, admin):
     """Under KIP-848 the session timeout was set on the group, where the broker would keep it for ever."""
-    command = timeline(*SHORT, "--protocol=consumer", "--json", str(tmp_path / "run.json"))
-    assert command.wait(timeout=120) == 0
-    events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["events"]
+    events = told["consumer"].events
     assert "session timeout 1.5 s" in events[0]["detail"]
     group = next(event["detail"] for event in events if event["what"] == "poll() gave a batch").partition(":")[0]
     (found,) = admin.describe_configs([ConfigResource(ConfigResource.Type.GROUP, group)]).values()
     assert found.result()["consumer.session.timeout.ms"].value == "45000"
 
 
-def test_a_consumer_that_breaks_the_law_is_seen_to(timeline, admin):
+def test_a_consumer_that_breaks_the_law_is_seen_to(told, admin):
     """A process frozen for longer than its session timeout loses its place before its poll interval: exit code 1."""
-    command = timeline("--session=1", "--poll-interval=6", "--stall=7")
-    wait_for("poll() gave a batch", command)
-    (consumer,) = psutil.Process(command.pid).children()
-    consumer.suspend()
-    time.sleep(3)
-    consumer.resume()
-    output = command.communicate(timeout=120)[0]
-    assert command.returncode == 1
-    broken = [line for line in output.splitlines() if "FAIL" in line]
-    assert any("heartbeats go on" in line for line in broken), output
-    assert any("the broker sees it go then" in line for line in broken), output
+    command = told["frozen"]
+    assert command.code == 1
+    broken = [line for line in command.output.splitlines() if "FAIL" in line]
+    assert any("heartbeats go on" in line for line in broken), command.output
+    assert any("the broker sees it go then" in line for line in broken), command.output
     assert traces(admin) == []
+
+
+# --- ended before its end -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended(timelines):
+    """Four timelines at once, each ended at its moment: three are interrupted, one is killed."""
+
+    def interrupted(session, moment):
+        def act(start):
+            command = start(f"--session={session}", f"--poll-interval={session + 1}", "--stall=60")
+            _, consumer = wait_for(moment, command)
+            command.send_signal(signal.SIGINT)
+            asked_at = time.monotonic()
+            output = command.communicate(timeout=60)[0]
+            return Ended(command.returncode, output, time.monotonic() - asked_at, consumer.is_running())
+
+        return act
+
+    def killed(start):
+        command = start("--session=1", "--poll-interval=6", "--stall=60")
+        row, consumer = wait_for("poll() gave a batch", command)
+        command.kill()
+        lives = bool(psutil.wait_procs([consumer], timeout=10)[1])
+        if lives:
+            consumer.kill()
+        return Ended(command.wait(), row, consumer_lives=lives)
+
+    return timelines(
+        before=interrupted(30, "consumer made"),
+        member=interrupted(30, "poll() gave a batch"),
+        left=interrupted(1, "group is empty"),
+        killed=killed,
+    )
 
 
 @pytest.mark.parametrize(
-    ("session", "moment"),
+    "moment",
     [
-        pytest.param(30, "consumer made", id="before it has joined"),
-        pytest.param(30, "poll() gave a batch", id="as a member"),
-        pytest.param(1, "group is empty", id="when it has left"),
+        pytest.param("before", id="before it has joined"),
+        pytest.param("member", id="as a member"),
+        pytest.param("left", id="when it has left"),
     ],
 )
-def test_ctrl_c_leaves_nothing_behind(timeline, admin, session, moment):
+def test_ctrl_c_leaves_nothing_behind(ended, admin, moment):
     """Whenever it is interrupted, topic, group and process are gone at once, not after a session timeout."""
-    command = timeline(f"--session={session}", f"--poll-interval={session + 1}", "--stall=60")
-    wait_for(moment, command)
-    (consumer,) = psutil.Process(command.pid).children()
-    command.send_signal(signal.SIGINT)
-    asked_at = time.monotonic()
-    command.communicate(timeout=60)
-    assert time.monotonic() - asked_at < 15
-    assert command.returncode == 1
-    assert not consumer.is_running()
-    assert traces(admin) == []
+    command = ended[moment]
+    assert command.seconds < 15
+    assert command.code == 1
+    assert not command.consumer_lives
+    assert all(name in ended["killed"].output for name in traces(admin)), "only who was killed left something"
 
 
-def test_the_consumer_does_not_outlive_its_command(timeline):
+def test_the_consumer_does_not_outlive_its_command(ended):
     """A command that is killed can clean up nothing; its consumer leaves the group and ends by itself."""
-    command = timeline("--session=1", "--poll-interval=6", "--stall=60")
-    wait_for("poll() gave a batch", command)
-    (consumer,) = psutil.Process(command.pid).children()
-    command.kill()
-    command.wait()
-    assert psutil.wait_procs([consumer], timeout=10)[1] == []
+    assert ended["killed"].code == -signal.SIGKILL
+    assert not ended["killed"].consumer_lives
 
 
 def without(*what, between=(1, 180)):
