@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -61,15 +63,32 @@ def asked_for():
     return [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
 
 
-@pytest.mark.parametrize("seeds", asked_for(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
-def test_all_invariants_hold_after_every_event(seeds):
-    """Crashes, zombies, handovers, refusals, backfills and lost updates, at any moment and in any order."""
+def happened_in(seeds):
+    """What kinds of things happened in these histories; raises what they violate."""
     happened = set()
     for seed in seeds:
         simulation = Simulation(seed).run()
         happened |= {what for what, *_ in simulation.history}
     if len(seeds) == 1:
         print(f"seed {seeds.start}\n{simulation}")  # noqa: T201 - somebody asked for it
+    return happened
+
+
+@pytest.fixture(scope="module")
+def histories(request):
+    """What happened in each chunk that is to run: it is found on all cores, whatever the tests here do meanwhile."""
+    tests = [item for item in request.session.items if item.module is request.module]
+    chunks = [item.callspec.params["seeds"] for item in tests if "histories" in item.fixturenames]
+    workers = min(len(chunks), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as cores:
+        yield {seeds: cores.submit(happened_in, seeds) for seeds in chunks}
+        cores.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("seeds", asked_for(), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_all_invariants_hold_after_every_event(histories, seeds):
+    """Crashes, zombies, handovers, refusals, backfills and lost updates, at any moment and in any order."""
+    happened = histories[seeds].result()
     assert "commit refused: OFFSET_METADATA_TOO_LARGE" not in happened
     if len(seeds) == CHUNK:
         assert not MUST_HAPPEN - happened

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,26 +16,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def demo(tmp_path):
-    """Start the demo with a state folder of its own; whatever happens, its processes do not outlive the test."""
+@contextmanager
+def demo_in(folder, *arguments):
+    """Start the demo with a state folder of its own; whatever happens, its processes do not outlive this."""
     env = {
         **os.environ,
-        "KAFKA_LIVENESS_HOME": str(tmp_path / "state"),
+        "KAFKA_LIVENESS_HOME": str(folder / "state"),
         "KAFKA_LIVENESS_JARS": str(ROOT / ".kafka_liveness" / "jars"),
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()", "demo"]
-
-    def start(*arguments):
-        return subprocess.Popen(
-            [*command, *arguments], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    yield start
-    left = list(processes_of(tmp_path))
-    for process in left:
-        process.kill()
+    command = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()", "demo", *arguments]
+    output = subprocess.PIPE
+    try:
+        with subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT, text=True) as told:
+            try:
+                yield told
+            except BaseException:
+                told.kill()
+                raise
+    finally:
+        left = list(processes_of(folder))
+        for process in left:
+            process.kill()
     assert [process.info["cmdline"] for process in left] == []
 
 
@@ -47,12 +50,48 @@ def processes_of(folder):
             yield process
 
 
-def test_the_story_holds(demo, tmp_path):
+def wait_for(line, told):
+    """Read what the demo shows until it shows this; all that it has shown."""
+    shown = []
+    for row in told.stdout:
+        shown.append(row)
+        if line in row:
+            return "".join(shown)
+    raise AssertionError(f"never showed {line!r}: {''.join(shown)}")
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """The whole story. Much of it is Dagster's daemons waiting: it is told while the others are interrupted."""
+    folder = tmp_path_factory.mktemp("story")
+    with demo_in(folder, "--json", str(folder / "verdict.json")) as told:
+        opening = wait_for("Dagster's UI", told)
+
+        def the_end():
+            output = opening + told.communicate(timeout=480)[0]
+            return told.returncode, output, folder / "verdict.json"
+
+        yield the_end
+        if told.poll() is None:  # nobody wanted to hear the end
+            told.send_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("story")
+@pytest.mark.parametrize("moment", ["Kafka at", "Dagster's UI"])
+def test_ctrl_c_leaves_no_process_behind(tmp_path, moment):
+    """Interrupted at any moment, the demo ends what it started: nothing that names its folder is left."""
+    with demo_in(tmp_path) as told:
+        wait_for(moment, told)
+        told.send_signal(signal.SIGINT)
+        told.communicate(timeout=120)
+    assert told.returncode == 1
+
+
+def test_the_story_holds(story):
     """A worker killed in mid-batch costs no order and doubles none; the skipped ranges are partitions, all done."""
-    with demo("--json", str(tmp_path / "verdict.json")) as told:
-        output = told.communicate(timeout=480)[0]
-    assert told.returncode == 0, output
-    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    code, output, json_file = story()
+    assert code == 0, output
+    verdict = json.loads(json_file.read_text())
     assert verdict["lost"] == verdict["duplicated"] == 0
     assert verdict["in_table"] == verdict["produced"] > 200_000
     assert len(verdict["crash_lag"]) >= 1
@@ -60,15 +99,3 @@ def test_the_story_holds(demo, tmp_path):
     assert 0 < verdict["crash_to_fresh_seconds"] < verdict["in_order_seconds"]
     assert verdict["killed_in_the_middle_of"].startswith("orders:")
     assert "crashed" in output, "the sensor named the cause"
-
-
-@pytest.mark.parametrize("moment", ["Kafka at", "Dagster's UI"])
-def test_ctrl_c_leaves_no_process_behind(demo, moment):
-    """Interrupted at any moment, the demo ends what it started: the fixture finds nothing."""
-    with demo() as told:
-        for line in told.stdout:
-            if moment in line:
-                break
-        told.send_signal(signal.SIGINT)
-        told.communicate(timeout=120)
-    assert told.returncode == 1
