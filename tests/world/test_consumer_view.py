@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 import dagster as dg
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
@@ -137,28 +140,6 @@ def test_an_owed_commit_does_not_pass_beside_a_refused_one(at_work):
     before = both_logs(w)
     with pytest.raises(CommitRefusedError, match="nothing was committed, in either log"):
         consumer.commit({w.tp: 100, TopicPartition(w.topic, 0): 5})
-    assert both_logs(w) == before
-
-
-def test_what_was_closed_commits_nothing_and_does_not_come_back(at_work):
-    """Neither lane does, nor after a deadline that would else let it begin again: its clients are closed."""
-    w, consumer = at_work
-    late = w.kafka.catch_up(group_id=w.group, ranges=consumer.owed(w.topic, 3), max_batch_seconds=0.2)
-    with late:
-        batch, fenced = late.poll(), threading.Event()
-        late.on_fence(fenced.set)
-        assert fenced.wait(60)
-    before = both_logs(w)
-    for refused in (late.poll, lambda: late.commit(batch)):
-        with pytest.raises(FencedError, match="was closed"):
-            refused()
-    assert both_logs(w) == before
-    consumer.commit({w.tp: 100})
-    consumer.close()
-    before = both_logs(w)
-    for offset in (110, 120):  # within what is owed, and the live lane's own
-        with pytest.raises(FencedError, match="was closed"):
-            consumer.commit({w.tp: offset})
     assert both_logs(w) == before
 
 
@@ -439,33 +420,68 @@ def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, cap
 # --- partitions that are added --------------------------------------------------------------------------------------
 
 
-def test_partitions_added_under_a_live_member(world, services):
-    """What was produced to them before the member noticed is read with earliest; with latest it is not, as in Kafka."""
-    from confluent_kafka.admin import AdminClient, NewPartitions  # noqa: PLC0415
-
-    w, new = world, TopicPartition(world.topic, 4)
-    w.grow_to(30)
+@pytest.fixture(scope="module", autouse=True)
+def added(services, produce):
+    """What two live members make of an added partition: librdkafka looks every 30 s, the tests above run meanwhile."""
+    topic, nobody_asks = f"orders-{uuid4().hex[:8]}", threading.Event()
+    new = TopicPartition(topic, 1)
+    kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
+    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
 
     def member(reset):
-        return w.kafka.consumer(topics=[w.topic], group_id=f"{w.group}-{reset}", auto_offset_reset=reset)
+        return kafka.consumer(topics=[topic], group_id=f"etl-{topic}-{reset}", auto_offset_reset=reset)
 
-    with member("earliest") as earliest, member("latest") as latest:
-        while not (earliest.assignment() and latest.assignment()):
-            earliest.poll(0.1)
-            latest.poll(0.1)
-        admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
-        admin.create_partitions([NewPartitions(w.topic, 5)])[w.topic].result()
-        w._produce(w.kafka.bootstrap_servers, *new, map(str, range(10)))
-        give_up_at = time.monotonic() + 60  # librdkafka looks for new partitions every 30 s
-        while not (new in earliest.assignment() and new in latest.assignment()):
-            earliest.poll(0.1)
-            latest.poll(0.1)
-            assert time.monotonic() < give_up_at
-        assert (earliest.committed(*new), latest.committed(*new)) == (0, 10)
-        w._produce(w.kafka.bootstrap_servers, *new, map(str, range(5)))
-        while (earliest.position(*new), latest.position(*new)) != (15, 15):
-            earliest.poll(0.1)
-            latest.poll(0.1)
+    def see():
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+        with member("earliest") as earliest, member("latest") as latest:
+            give_up_at = time.monotonic() + 120
+
+            def until(reached):
+                while not reached():
+                    earliest.poll(0.1)
+                    latest.poll(0.1)
+                    assert not nobody_asks.is_set()
+                    assert time.monotonic() < give_up_at, "they never noticed"
+
+            until(lambda: earliest.assignment() and latest.assignment())
+            admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
+            produce(services.bootstrap_servers, *new, map(str, range(10)))
+            until(lambda: new in earliest.assignment() and new in latest.assignment())
+            committed = earliest.committed(*new), latest.committed(*new)
+            produce(services.bootstrap_servers, *new, map(str, range(5)))
+            until(lambda: (earliest.position(*new), latest.position(*new)) == (15, 15))
+            return committed
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(see)
+        nobody_asks.set()
+
+
+def test_partitions_added_under_a_live_member(added):
+    """What was produced to them before the member noticed is read with earliest; with latest it is not, as in Kafka."""
+    assert added.result() == (0, 10)
+
+
+def test_what_was_closed_commits_nothing_and_does_not_come_back(at_work):
+    """Neither lane does, nor after a deadline that would else let it begin again: its clients are closed."""
+    w, consumer = at_work
+    late = w.kafka.catch_up(group_id=w.group, ranges=consumer.owed(w.topic, 3), max_batch_seconds=0.2)
+    with late:
+        batch, fenced = late.poll(), threading.Event()
+        late.on_fence(fenced.set)
+        assert fenced.wait(60)
+    before = both_logs(w)
+    for refused in (late.poll, lambda: late.commit(batch)):
+        with pytest.raises(FencedError, match="was closed"):
+            refused()
+    assert both_logs(w) == before
+    consumer.commit({w.tp: 100})
+    consumer.close()
+    before = both_logs(w)
+    for offset in (110, 120):  # within what is owed, and the live lane's own
+        with pytest.raises(FencedError, match="was closed"):
+            consumer.commit({w.tp: offset})
+    assert both_logs(w) == before
 
 
 # --- poll() ---------------------------------------------------------------------------------------------------------
