@@ -212,10 +212,10 @@ def test_progress_is_told_while_tasks_finish(own, orders, table):
     with SparkJob(own, *hear) as job, ThreadPoolExecutor(1) as pool:
 
         def let_it_end():
-            until(lambda: (2, 3) in seen or (1, 2) in seen)
+            until(lambda: (2, 3) in seen or (1, 2) in seen, 60.0)
             still = job.last_progress_ms
             told, said, reported = len(seen), len(spark_says.heard), len(reports)
-            until(lambda: len(spark_says.heard) > said + 1)
+            until(lambda: len(spark_says.heard) > said + 1, 60.0)
             assert (job.last_progress_ms, len(seen)) == (still, told)
             assert set(reports[reported:]) == {seen[-1]}
             more(30)
