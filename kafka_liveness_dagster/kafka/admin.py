@@ -189,6 +189,7 @@ class Cluster:
 
     def group(self, group_id: str) -> Group:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
+        self._metadata()  # raises while no broker answers: the next call would then end the process (librdkafka#4605)
         future = self._admin.describe_consumer_groups([group_id], request_timeout=REQUEST_SECONDS)[group_id]
         group = self._named(future, f"describing group {group_id}")
         members = tuple(

@@ -82,6 +82,8 @@ class KafkaSettings:
         return {
             # Java's; librdkafka's 10 s are a whole session: a broker that is back would meet members gone
             "reconnect.backoff.max.ms": 1_000,
+            # Else librdkafka forgets its coordinators with their broker: members are lost, groups never described again
+            "metadata.recovery.strategy": "none",
             **self.extra,
             **self.security.client(),
             "bootstrap.servers": self.bootstrap_servers,

@@ -85,7 +85,7 @@ def _joined_late_frozen_done(story, gates):
     assert sensor.told() == [f"{name} stopped sending heartbeats; it had {had}"]
     (gates / "all").touch()
     worker.resume()
-    assert story.end(run) is dg.DagsterRunStatus.SUCCESS, story.said(run)
+    assert story.end(run) is dg.DagsterRunStatus.SUCCESS, "\n".join(story.said(run))
     assert sensor.told() == [f"{name} left gracefully; it had {had}"]
 
 
@@ -215,7 +215,11 @@ def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance,
         with ExitStack() as stack:
             members = []
             for protocol in PROTOCOLS:
-                kafka = kl.KafkaLivenessResource(bootstrap_servers=servers, group_protocol=protocol)
+                kafka = kl.KafkaLivenessResource(
+                    bootstrap_servers=servers,
+                    group_protocol=protocol,
+                    session_timeout_seconds=30 if protocol == "classic" else None,
+                )
                 members.append(
                     (
                         stack.enter_context(member(kafka, "orders", protocol)),

@@ -48,7 +48,7 @@ class Desk:
     def tick(self):
         """One look; what it adds is added, and its cursor kept."""
         with dg.build_sensor_context(
-            self.instance, self.cursor, resources={"kafka": self.world.kafka}, sensor_name="orders_group"
+            self.instance, self.cursor, definitions=self.defs, sensor_name="orders_group"
         ) as context:
             result = self.asset.sensor.evaluate_tick(context)
         for added in result.dynamic_partitions_requests or ():
