@@ -121,6 +121,7 @@ def forgive(
 def _reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
     """The Kafka named; the embedded one is looked at where it runs, and not started for it."""
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.config import KafkaSettings  # noqa: PLC0415
 
     if bootstrap_servers != "embedded":
@@ -128,6 +129,7 @@ def _reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSett
     found = services.running()
     if found is None or not found.bootstrap_servers:
         raise InvalidSettingError(
-            "the embedded Kafka does not run: start it with `kafka-liveness up`, or name yours with --bootstrap-servers"
+            f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it "
+            "was started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name a broker of yours with --bootstrap-servers"
         )
     return KafkaSettings(found.bootstrap_servers)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
@@ -149,7 +150,11 @@ class Pipeline:
         session, options = self.spark.session(), self.kafka.settings().spark()
 
         def frame() -> DataFrame:
-            return self.transform(read(session, batch.ranges, options))
+            rows = self.transform(read(session, batch.ranges, options))
+            if rows is None:
+                name = getattr(self.transform, "__qualname__", "the transform")
+                raise InvalidSettingError(f"{name} returned None instead of a DataFrame: is its `return` missing?")
+            return rows
 
         def progressed(_completed: int, _total: int) -> None:
             with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client

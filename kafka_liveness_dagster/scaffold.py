@@ -23,7 +23,7 @@ attributes:
     SELECT topic, partition, offset, CAST(value AS string) AS text
     FROM batch
   max_poll_records: 100000  # offsets in a batch, at most
-  max_batch_seconds: 300  # a batch that takes longer is cancelled and comes again at half its size
+  max_batch_seconds: 300  # a batch that takes longer is cancelled; it comes again at half its size, or is owed
   enable_parallel_rebalance: false  # true: after a crash be fresh at once, and owe the rest as partitions
   sensor_status: STOPPED  # RUNNING: the sensor starts with the code location
 

@@ -7,8 +7,8 @@ The words are explained where they are given: :func:`kafka_asset`.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin
 
 import dagster as dg
 
@@ -67,9 +67,10 @@ class KafkaAssetSettings:
         if not self.topics:
             raise InvalidSettingError(f"asset {self.name} consumes no topic: name at least one in topics=[…]")
         self._check_target()
-        if isinstance(self.max_poll_records, str) and self.max_poll_records != "auto":
+        self._check_words()
+        if self.max_batch_seconds is not None and self.max_batch_seconds <= 0:
             raise InvalidSettingError(
-                f"max_poll_records of asset {self.name} is {self.max_poll_records!r}: wanted a number, or 'auto'"
+                f"max_batch_seconds of asset {self.name} is {self.max_batch_seconds:g}: a batch needs more than 0 s"
             )
         for name, value in (
             ("max_poll_records", self.most_records),
@@ -98,6 +99,19 @@ class KafkaAssetSettings:
     def most_records(self) -> int:
         """How many offsets no batch exceeds."""
         return AUTO_CEILING if self.max_poll_records == "auto" else self.max_poll_records
+
+    def _check_words(self) -> None:
+        """A misspelt policy must not quietly be another one."""
+        for field in fields(self):
+            value, words = getattr(self, field.name), get_args(field.type)
+            if get_origin(field.type) is Literal and value not in words:
+                raise InvalidSettingError(
+                    f"{field.name} of asset {self.name} is {value!r}: wanted {' or '.join(words)}"
+                )
+        if isinstance(self.max_poll_records, str) and self.max_poll_records != "auto":
+            raise InvalidSettingError(
+                f"max_poll_records of asset {self.name} is {self.max_poll_records!r}: wanted a number, or 'auto'"
+            )
 
     def _check_target(self) -> None:
         if (self.table is None) == (self.sink is None):

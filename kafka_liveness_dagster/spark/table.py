@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 KEY = {"topic": StringType(), "partition": IntegerType(), "offset": LongType()}
+_NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOG_NOT_FOUND")
 _PROPERTIES = {
     "format-version": "2",
     "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
@@ -66,13 +67,19 @@ class IcebergTable:
         """The table's columns, or None when there is no such table yet.
 
         Raises:
-            TableSchemaError: the table lacks topic, partition or offset, or is not partitioned by the first two.
+            TableSchemaError: the table lacks topic, partition or offset, or is not partitioned by the first two; or
+                there is no such catalog.
         """
         try:
             schema: StructType = session.table(self.quoted).select("*", "_partition").schema
         except AnalysisException as error:
             if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
                 return None
+            if error.getCondition() in _NO_CATALOG:
+                raise TableSchemaError(
+                    f"the Spark server has no catalog {self.name.partition('.')[0]!r}: nothing was written; the "
+                    "embedded server's is called lake, on one of your own set spark.sql.catalog.<name>"
+                ) from None
             raise
         columns = StructType(schema.fields[:-1])
         check_key(columns, f"table {self.name}")
