@@ -17,6 +17,7 @@ from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
 from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
 
@@ -34,7 +35,7 @@ class PausedPartitionError(KafkaLivenessError):
     """Only crash lag of paused partitions is left: ``pause`` holds both lanes (KIP-333)."""
 
 
-class CatchUpConsumer(Watched):
+class CatchUpConsumer(Watched, ReadsRecords):
     """Plans and commits what is outstanding of the asked ranges. Use it as a context manager.
 
     Args:
@@ -64,6 +65,7 @@ class CatchUpConsumer(Watched):
         self._max_records, self._on_data_loss, self._log = max_poll_records, on_data_loss, link.log
         self._cluster = Cluster(kafka)
         self._second = SecondLog(kafka, group_id, link.client_id)
+        self._reader = RecordReader(kafka, group_id, link.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
         self._last: TopicPartition | None = None
         self._last_committed: TopicPartition | None = None
@@ -128,9 +130,7 @@ class CatchUpConsumer(Watched):
             FencedError: this process may not commit any more.
             CommitRefusedError: the record did not last; the range stays owed and is processed again.
         """
-        self._watchdog.check()
-        if batch.epoch != self._epoch:
-            raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before its process timeout")
+        self._check_open(batch)
         self._second.record(batch.ranges, self._watchdog.check)
         self._last_committed = batch.last
 
@@ -141,7 +141,12 @@ class CatchUpConsumer(Watched):
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
         self._watchdog.stop()
+        self._reader.close()
         self._second.close()
+
+    def _check_epoch(self, batch: Batch) -> None:
+        if batch.epoch != self._epoch:
+            raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before its process timeout")
 
     def _outstanding(self) -> tuple[dict[TopicPartition, tuple[Span, ...]], dict[TopicPartition, PartitionFacts]]:
         facts = self._cluster.facts(self.group_id, list(self._asked))

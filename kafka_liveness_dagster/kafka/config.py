@@ -110,6 +110,20 @@ class KafkaSettings:
             "topic.metadata.refresh.interval.ms": 30_000,  # new partitions are noticed within half a minute
         }
 
+    def reader(self, group_id: str, client_id: str) -> dict[str, Any]:
+        """Settings of a client that reads planned ranges by manual assignment: no member, and it commits nothing."""
+        return {
+            "fetch.message.max.bytes": 262_144,  # of one partition at a time: what comes of the others waits for it
+            "queued.max.messages.kbytes": 16_384,
+            "fetch.queue.backoff.ms": 10,  # 1 s unless set, in which a fast reader has long emptied the queue
+            "fetch.wait.max.ms": 50,  # ranges end below the log end; a wait at it holds up the others of its broker
+            **self.committer(group_id, client_id),
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+        }
+
     def check(self, timeouts: Timeouts) -> None:
         """Refuse an extra setting with which these timeouts could not be kept.
 

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRe
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
 from kafka_liveness_dagster.kafka.view import TwoLanes
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
 
@@ -32,12 +33,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-    from kafka_liveness_dagster.kafka.second_log import SecondLog
 
 _LOG_END_SECONDS = 0.2  # how often an idle poll asks for new data
 
 
-class LivenessConsumer(Watched, TwoLanes):
+class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
     Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an error
@@ -53,10 +53,9 @@ class LivenessConsumer(Watched, TwoLanes):
         self.timeouts, self.settings = timeouts, live
         self.jumped: list[OffsetRange] = []
         self.lost: list[OffsetRange] = []
-        self._kafka, self._link = kafka, link
-        self._cluster = Cluster(kafka)
-        self._second: SecondLog | None = None
-        self._lane: LiveLane | None = None
+        self._kafka, self._link, self._cluster = kafka, link, Cluster(kafka)
+        self._reader = RecordReader(kafka, live.group_id, link.client_id)
+        self._second = self._lane = None
         self._poison: set[OffsetRange] = set()
         self._last: TopicPartition | None = None
         self._last_committed: TopicPartition | None = None
@@ -178,6 +177,7 @@ class LivenessConsumer(Watched, TwoLanes):
             self._watchdog.stop()
         finally:
             self._leave(release)
+            self._reader.close()
             if self._second is not None:
                 self._second.close()
 
