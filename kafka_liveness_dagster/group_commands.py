@@ -129,7 +129,7 @@ def _reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSett
     found = services.running()
     if found is None or not found.bootstrap_servers:
         raise InvalidSettingError(
-            f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it "
-            "was started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name a broker of yours with --bootstrap-servers"
+            f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it was "
+            "started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with --bootstrap-servers"
         )
     return KafkaSettings(found.bootstrap_servers)

@@ -2,7 +2,7 @@
 
 Holds no record and fetches none: it is told how much is held of each partition.
 
->>> take_turns([["a0", "a1", "a2"], ["b0", "b1"]], rounds=2)
+>>> take_turns([["a0", "a1"], ["b0", "b1"]])
 ['a0', 'b0', 'a1', 'b1']
 >>> A, B = (TopicPartition("orders", p) for p in range(2))
 >>> backlog = {A: Held(records=120, bytes=12_000), B: Held(records=0, bytes=0)}
@@ -104,11 +104,11 @@ class Prefetch:
         return max(held.records / self.max_records, held.bytes / self.max_bytes)
 
 
-def take_turns(queues: Sequence[Sequence[T]], rounds: int) -> list[T]:
-    """The first record of each, then the second of each, and so on; each queue has at least ``rounds`` records."""
+def take_turns(queues: Sequence[list[T]]) -> list[T]:
+    """The first record of each, then the second of each, and so on; all queues are of one length."""
     if len(queues) == 1:
-        return list(queues[0][:rounds])
-    given: list[T] = [queues[0][0]] * (rounds * len(queues))
+        return queues[0]
+    given: list[T] = queues[0] * len(queues)
     for place, queue in enumerate(queues):
-        given[place :: len(queues)] = queue[:rounds]
+        given[place :: len(queues)] = queue
     return given

@@ -113,7 +113,7 @@ class KafkaSettings:
     def reader(self, group_id: str, client_id: str) -> dict[str, Any]:
         """Settings of a client that reads planned ranges by manual assignment: no member, and it commits nothing."""
         return {
-            "fetch.message.max.bytes": 262_144,  # of one partition at a time: what comes of the others waits for it
+            "fetch.message.max.bytes": 131_072,  # of one partition at a time: what comes of the others waits for it
             "queued.max.messages.kbytes": 16_384,
             "fetch.queue.backoff.ms": 10,  # 1 s unless set, in which a fast reader has long emptied the queue
             "fetch.wait.max.ms": 50,  # ranges end below the log end; a wait at it holds up the others of its broker

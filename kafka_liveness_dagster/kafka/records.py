@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.watchdog import Watchdog
 
 _WAIT_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
+_MOST = 2_000  # records at a time: more leave the processor's cache before they are sorted by partition
 _SAMPLE = 100  # how many of the last records tell the size of the next ones
 _DEFAULT = Prefetch()
 
@@ -174,14 +175,14 @@ class RecordReader:
         """Take from librdkafka what is there; wait only when nothing is."""
         held = self._reading.held()
         self._pause(bound.to_pause(held, self._paused, drained=self._drained))
-        room = bound.room(held, self._record_bytes)
+        room = min(_MOST, bound.room(held, self._record_bytes))
         got = self._call("consume", 1, _WAIT_SECONDS)
         if got and room > 1:
             got += self._call("consume", room - 1, 0)
         self._drained = len(got) < room
         if got:
             self._record_bytes = sum(map(len, got[-_SAMPLE:])) / len(got[-_SAMPLE:])
-        for tp, run in _runs(got):
+        for tp, run in _runs(got, {tp.topic for tp in held}):
             if any(map(Message.error, run)):
                 self._hear(tp, run)
             else:
@@ -208,10 +209,10 @@ class RecordReader:
             raise named(error, self._doing, self._kafka.bootstrap_servers) from error
 
 
-def _runs(messages: list[Any]) -> Iterator[tuple[TopicPartition, list[Any]]]:
+def _runs(messages: list[Any], topics: set[str]) -> Iterator[tuple[TopicPartition, list[Any]]]:
     """Neighbours of one partition together, without a step of Python for each record."""
     partition_of: Any = Message.partition
     topic_of: Any = Message.topic  # None for an error that is no partition's
     for partition, same in groupby(messages, partition_of):
-        for topic, run in groupby(same, topic_of):
+        for topic, run in groupby(same, topic_of) if len(topics) > 1 else [(min(topics), same)]:
             yield TopicPartition(topic, partition), list(run)
