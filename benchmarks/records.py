@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 PARTITIONS = 8
-RECORDS = 800_000
+RECORDS = 400_000
 REPETITIONS = 5
 NUM_MESSAGES = 10_000
 BATCHES = (RECORDS, 100_000, 10_000)
@@ -135,7 +135,7 @@ def main() -> dict[str, dict[str, float]]:
         }
         cells = (f"{rate:,.0f}", f"{low:,.0f}-{high:,.0f}", f"{ratio:.2f}", f"{cpu / RECORDS * 1e6:.2f}")
         table.add_row(name, *cells, f"{peer_cpu / cpu:.2f}")
-    Console().print(table)
+    Console(width=120).print(table)
     return result
 
 

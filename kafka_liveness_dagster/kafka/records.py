@@ -114,23 +114,11 @@ class RecordReader:
         self, ranges: Iterable[OffsetRange], bound: Prefetch, may_go_on: Callable[[], None]
     ) -> Iterator[list[Message]]:
         """The records of these ranges in turns, in lists of as many as are there; ``may_go_on`` is asked for each."""
+        self.withhold()
         self._turn += 1
         turn = self._turn
-        may_go_on()
-        if self._client is None:
-            self._client = Consumer(self._config, logger=logger_of(self._config))
-        moves = self._reading.begin(ranges)
-        self._leave(moves.leave)
-        self._seek(moves.seek)
-        while True:
-            self._seek(self._reading.go_on())
-            if self._reading.is_over:
-                return
-            self._given = self._reading.give()
-            if self._given:
-                yield self._given
-            else:
-                self._take(bound)
+
+        def check() -> None:
             may_go_on()
             if turn != self._turn:
                 raise OvertakenError(
@@ -138,11 +126,29 @@ class RecordReader:
                     "other, or keep the records of the first in a list"
                 )
 
+        check()
+        if self._client is None:
+            self._client = Consumer(self._config, logger=logger_of(self._config))
+        moves = self._reading.begin(ranges)
+        self._leave(moves.leave)
+        self._seek(moves.seek)
+        while True:
+            check()
+            self._seek(self._reading.go_on())
+            if self._reading.is_over:
+                return
+            self._given = self._reading.give()
+            if self._given:
+                check()  # a fence that went up before there was anything to withhold
+                yield self._given
+            else:
+                self._take(bound)
+
     def withhold(self) -> None:
         """Give no record more of those that are on their way to the op.
 
-        Caller: a thread of the watchdog's when the fence goes up. Affects: the list that is being iterated, which ends
-        with the record the op has; the iterator then asks ``may_go_on``.
+        Caller: a thread of the watchdog's when the fence goes up, or the next ``read``. Affects: the list that is being
+        iterated, which ends with the record the op has; its iterator then finds out why.
         """
         self._given.clear()
 
