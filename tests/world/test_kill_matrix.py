@@ -6,12 +6,9 @@ is killed; ten records come to each topic; then the living do what the sensor as
 
 from __future__ import annotations
 
-import json
-import os
+import multiprocessing
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing, suppress
 from uuid import uuid4
 
@@ -24,37 +21,12 @@ from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference
 from kafka_liveness_dagster.failpoints import VARIABLE, Failpoint
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
-from tests.world.left_behind import KEEPS_ANSWERS, await_end
+from tests.world.doomed import work
+from tests.world.left_behind import await_end
 
 READING, COMMITTING = "Spark reads", "Spark commits"
-WORKER = """
-import json, os, signal, sys
-import dagster as dg
-import kafka_liveness_dagster as kl
-
-told = json.loads(sys.argv[1])
-
-def progressed(stages, inflight_tasks, operation_id, done):
-    completed, total = (sum(getattr(s, f"num{n}_tasks") for s in stages or ()) for n in ("_completed", ""))
-    committing = total > 0 and completed == total and not inflight_tasks  # the driver is alone with the catalog
-    if not done and (inflight_tasks if told["killed_while"] == "Spark reads" else committing):
-        print(operation_id, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-@kl.kafka_asset(max_poll_records=told["max_poll_records"], **told["asset"])
-def orders(batch):
-    if told["killed_while"]:
-        batch.sparkSession.registerProgressHandler(progressed)
-    nap = "java_method('java.lang.Thread', 'sleep', 150L)" if told["killed_while"] == "Spark reads" else "''"
-    return batch.selectExpr("topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by")
-
-kafka = kl.KafkaLivenessResource(bootstrap_servers=told["kafka"], session_timeout_seconds=1.5)
-resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=told["spark"])}
-defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))
-defs.resolve_job_def(told["job"]).execute_in_process(
-    instance=dg.DagsterInstance.get(), partition_key=told["partition_key"]
-)
-"""
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.world.doomed"])
 
 
 class CrashError(Exception):
@@ -152,7 +124,7 @@ class Location:
 
     def worker(self, lane, session, *, killed_while=""):
         """What the child is told, as its argument."""
-        told = {
+        return {
             "asset": {**self.asset_settings},
             "max_poll_records": 20 if lane == "catch-up" else 40,
             "job": self.job(lane).name,
@@ -161,7 +133,6 @@ class Location:
             "spark": f"{self.services.spark_remote};user_id=worker;session_id={session}",
             "killed_while": killed_while,
         }
-        return json.dumps(told)
 
 
 @pytest.fixture
@@ -191,14 +162,19 @@ def location(services, instance, make_topic, produce, table, spark):  # noqa: PL
 
 def kill(location, argument, failpoint=None, nth=1):
     """Let a child run until it dies as it was told; gives what it last said."""
-    env = {**os.environ, "DAGSTER_HOME": location.instance.root_directory}
+    env = {"DAGSTER_HOME": location.instance.root_directory}
     env |= {VARIABLE: f"{failpoint.value}:{nth}"} if failpoint else {}
-    worker = [sys.executable, "-c", KEEPS_ANSWERS + WORKER, argument]
-    child = subprocess.run(worker, capture_output=True, text=True, env=env, check=False)
-    assert child.returncode == -signal.SIGKILL, child.stderr[-3000:]
+    heard, says = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=work, args=(argument, env, says))
+    child.start()
+    says.close()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL, "it should have died, and ended: see its output"
     [dead] = [run for run in location.instance.get_runs() if not run.is_finished]
     location.instance.report_run_failed(dead)  # as the code server does for a worker that died
-    return child.stdout.strip()
+    with heard, suppress(EOFError):  # it may have had nothing to say
+        return heard.recv()
+    return None
 
 
 class Catalog:

@@ -14,7 +14,7 @@ from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import read
 
 OFFSETS = 4
-POISON = 1
+POISON, AT_MOST = 2, 2  # a batch in time, one of two that is not, and what is left of it: each hang costs its budget
 
 
 def slow_if(condition):
@@ -85,7 +85,7 @@ def test_half_the_batch_is_in_time(world, rows, services, monkeypatch):
 
 def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
     """The default: nothing behind it is processed, nothing of it is committed, and the error says where it is."""
-    run = world.run(world.asset(slow_if(f"offset = {POISON}")))
+    run = world.run(world.asset(slow_if(f"offset = {POISON}"), max_poll_records=AT_MOST))
     assert not run.success
     error = run.failure_data_for_node("orders").error.cause
     assert error.cls_name == PoisonedOffsetError.__name__
@@ -96,7 +96,7 @@ def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
 
 def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
     """It is a partition like any crash lag, with the reason on its page; a mended transform drains it."""
-    asset = world.asset(slow_if(f"offset = {POISON}"), on_poison="quarantine")
+    asset = world.asset(slow_if(f"offset = {POISON}"), max_poll_records=AT_MOST, on_poison="quarantine")
     run = world.run(asset)
     assert run.success
     left = [offset for offset in range(OFFSETS) if offset != POISON]
