@@ -19,7 +19,7 @@ from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
-from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.member import SERVE_SECONDS, Member
 from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
 from kafka_liveness_dagster.kafka.view import TwoLanes
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
@@ -186,7 +186,7 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
         give_up_at = time.monotonic() + self.timeouts.process_ms / 1000
         while True:
             try:
-                lane = self._serve()
+                lane = self._serve(0.0)  # who is a member already has nothing to wait for
                 lane.forget_done()
                 return self._plan(lane, max_records) if self._watchdog.reason is None else None
             except BrokerUnreachableError as error:
@@ -194,10 +194,10 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
                     raise
                 self._link.log.warning("still a member, looking again: %s", error)
 
-    def _serve(self) -> LiveLane:
+    def _serve(self, seconds: float = SERVE_SECONDS) -> LiveLane:
         """Be a member: join when there is no membership, answer the group, settle what it assigned."""
         lane = self._joined()
-        lane.member.serve()
+        lane.member.serve(seconds if lane.member.joined else SERVE_SECONDS)
         if not self._fence_if_ended(lane.member):
             self._still_polling()
             try:

@@ -193,12 +193,12 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
 
 def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
     """Its own JoinGroup is answered when the slowest has come; the commit behind it passes then, and is no stall."""
-    with group.consumer() as busy, group.consumer(max_batch_seconds=4.0) as ready:
+    with group.consumer() as busy, group.consumer(max_batch_seconds=6.0) as ready:
         with stepping(busy):
             seconds_until(lambda: (step(ready), len(busy.assignment()) == len(ready.assignment()) == 2)[1])
         with Other(group, max_poll_records=1) as third:
             seconds_until(lambda: len(group.members()) == 3)
-            busy_until_then = threading.Timer(6.0, step, args=[busy])
+            busy_until_then = threading.Timer(9.0, step, args=[busy])
             busy_until_then.start()
             seconds_until(lambda: step(ready))
             busy_until_then.join()
