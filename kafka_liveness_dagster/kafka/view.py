@@ -37,8 +37,11 @@ class TwoLanes:
 
     @property
     def joined(self) -> bool:
-        """Whether the group has let this consumer in; a rebalance may wait for others' batches or dead sessions."""
-        return self._lane is not None and self._lane.member.joined
+        """Whether the group has let this consumer in, and has not put it out again since.
+
+        A rebalance may wait for others' batches or dead sessions.
+        """
+        return self._lane is not None and self._lane.member.joined and self._lane.member.ended is None
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions owned now; the live lane's alone, as "subscribe(), assign(), and unsubscribe()" are."""

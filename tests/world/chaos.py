@@ -48,7 +48,7 @@ LAWS = [
     Law("forked", 10.0, start_method="forkserver"),
     Law("unborn", 10.0),
     Law("canceled", 10.0),
-    Law("watched", 3.0, enable_parallel_rebalance=False, max_batch_seconds=6),
+    Law("watched", 1.5, enable_parallel_rebalance=False, max_batch_seconds=6),
     Law("killed_alone", 1.5),
     Law("ended", 1.5),
     Law("static", 4.0, group_instance_id="orders-1"),

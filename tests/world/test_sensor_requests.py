@@ -47,9 +47,14 @@ class Desk:
 
     def tick(self):
         """One look; what it adds is added, and its cursor kept."""
-        with dg.build_sensor_context(
-            self.instance, self.cursor, definitions=self.defs, sensor_name="orders_group"
-        ) as context:
+        context = dg.build_sensor_context(
+            self.instance,
+            self.cursor,
+            definitions=self.defs,
+            resources={"kafka": self.world.kafka},
+            sensor_name="orders_group",
+        )
+        with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):  # as the daemon's ticks are
             result = self.asset.sensor.evaluate_tick(context)
         for added in result.dynamic_partitions_requests or ():
             self.instance.add_dynamic_partitions(added.partitions_def_name, list(added.partition_keys))
