@@ -95,6 +95,20 @@ def spark(services: Services) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def warm_spark(spark: SparkSession) -> SparkSession:
+    """The first batch of a cold Spark server takes many times as long as the others: here it is nobody's.
+
+    Nor may it be canceled: an interrupt while Iceberg's classes are initialised leaves the server unable to write.
+    """
+    from kafka_liveness_dagster.core.offsets import OffsetRange  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.iceberg import write  # noqa: PLC0415
+
+    ranges, table = [OffsetRange("warm", 0, 0, 1)], f"lake.warm_{uuid4().hex[:8]}.orders"
+    write(spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset"))
+    return spark
+
+
 @pytest.fixture
 def table() -> str:
     """The name of a table that does not exist yet, in a namespace of its own."""

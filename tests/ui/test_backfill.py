@@ -8,7 +8,6 @@ import shutil
 import signal
 from contextlib import contextmanager
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -16,10 +15,9 @@ from playwright.sync_api import expect, sync_playwright
 from definitions.feed import OrdersFeed
 from definitions.orders import orders
 from kafka_liveness_dagster.core.commit_log import run_mark
-from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.status import look
 from tests.ui.dagster_ui import PATIENCE, DagsterUi, wait_until
 
@@ -41,13 +39,6 @@ def ui(services, tmp_path):
 @pytest.fixture
 def cluster(services):
     return Cluster(KafkaSettings(services.bootstrap_servers))
-
-
-@pytest.fixture
-def warm_spark(spark):
-    """The first batch of a cold Spark server takes many times as long as the others: here it is nobody's."""
-    ranges, table = [OffsetRange("warm", 0, 0, 1)], f"lake.warm_{uuid4().hex[:8]}.orders"
-    write(spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset"))
 
 
 @pytest.fixture

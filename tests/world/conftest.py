@@ -35,11 +35,11 @@ def real_dagster(services, tmp_path_factory, produce):
 
 
 @pytest.fixture
-def story(real_dagster, spark, rows):
+def story(real_dagster, warm_spark, rows):
     """The story of a law under a protocol: ``story(law, protocol)``."""
 
     def of(law, protocol):
         (case,) = (case for case in cases(real_dagster.name) if (case.law.name, case.protocol) == (law, protocol))
-        return Story(case, real_dagster, spark, rows)
+        return Story(case, real_dagster, warm_spark, rows)
 
     return of
