@@ -77,7 +77,7 @@ def happened_in(seeds):
 @pytest.fixture(scope="module")
 def histories(request):
     """What happened in each chunk that is to run: it is found on all cores, whatever the tests here do meanwhile."""
-    tests = [item for item in request.session.items if item.module is request.module]
+    tests = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     chunks = [item.callspec.params["seeds"] for item in tests if "histories" in item.fixturenames]
     workers = min(len(chunks), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as cores:
