@@ -58,6 +58,11 @@ def sensor_of(story):
     return Sensor(story.case.asset(), story.kafka, story.instance)
 
 
+def has_joined(story):
+    """Wait until a run is a member and has its mark on what it owns."""
+    wait_for(lambda: any(member.partitions for member in story.members()) and story.first_log())
+
+
 def test_a_run_that_times_out_is_frozen_and_ends_well(story, tmp_path):
     """Joined; left by poll timeout, though its run is at work; back; silent; back; done: each by its name."""
     told = []
@@ -74,7 +79,7 @@ def test_a_run_that_times_out_is_frozen_and_ends_well(story, tmp_path):
 
 def _joined_late_frozen_done(story, sensor, run, gates):
     name, had = f"run {run_mark(run)}", f"{story.case.topic}:0"
-    wait_for(lambda: any(member.partitions for member in story.members()) and story.first_log())
+    has_joined(story)
     assert f"{name} joined with {had}" in sensor.told()
     wait_for(lambda: not story.members())
     assert sensor.told() == [f"{name} left by poll timeout; it had {had}", EMPTIED]
@@ -92,13 +97,14 @@ def _joined_late_frozen_done(story, sensor, run, gates):
     assert told == [f"{name} left gracefully; it had {had}"], "\n".join(story.said(run))
 
 
-def test_a_killed_run(story):
+def test_a_killed_run(story, tmp_path):
     """SIGKILL: it crashed, and a live run is wanted at once, though the broker may list the member for long."""
     story = story("killed_alone", "consumer")
     sensor = sensor_of(story)
-    run = story.launch_live(busy=True)
-    story.is_busy(run)
     assert sensor.told() == []
+    run = story.launch_live(gates=tmp_path)
+    has_joined(story)
+    sensor.told()
     story.worker(run).kill()
     assert story.end(run) is dg.DagsterRunStatus.FAILURE
     first = sensor.tick()
@@ -110,13 +116,14 @@ def test_a_killed_run(story):
     assert crashed not in "".join(sensor.told())
 
 
-def test_a_canceled_run(story):
+def test_a_canceled_run(story, tmp_path):
     """Terminated in the UI: its partitions are released and so it is told, before Dagster says that the run ended."""
     story = story("ended", "classic")
     sensor = sensor_of(story)
-    run = story.launch_live(busy=True)
-    story.is_busy(run)
     assert sensor.told() == []
+    run = story.launch_live(gates=tmp_path)
+    has_joined(story)
+    sensor.told()
     story.world.ui.terminate_run(run)
     wait_for(lambda: not story.members())
     assert sensor.told() == [
