@@ -48,8 +48,8 @@ class Group:
 def group(request, services, make_topic, make_group, produce):
     """The same laws for the classic protocol and KIP-848's; there the session is the broker's to set."""
     found = Group(services, make_topic(4), make_group(SESSION, HEARTBEAT), request.param)
-    for partition in range(4):
-        produce(services.bootstrap_servers, found.topic, partition, map(str, range(50)))
+    found.feed = lambda: [produce(services.bootstrap_servers, found.topic, p, map(str, range(50))) for p in range(4)]
+    found.feed()
     return found
 
 
@@ -196,6 +196,7 @@ def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
     with group.consumer() as busy, group.consumer(max_batch_seconds=6.0) as ready:
         with stepping(busy):
             seconds_until(lambda: (step(ready), len(busy.assignment()) == len(ready.assignment()) == 2)[1])
+        group.feed()  # they may have processed it all meanwhile
         with Other(group, max_poll_records=1) as third:
             seconds_until(lambda: len(group.members()) == 3)
             busy_until_then = threading.Timer(9.0, step, args=[busy])
