@@ -99,12 +99,7 @@ def build_group_sensor(
         description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        from kafka_liveness_dagster.kafka.errors import TopicNotFoundError  # noqa: PLC0415 - stays lazy
-
-        try:
-            return watch.tick(context, getattr(context.resources, kafka_resource_key).cluster())
-        except TopicNotFoundError as missing:  # one sentence, not a traceback every few seconds
-            return dg.SensorResult(skip_reason=str(missing), cursor=context.cursor)
+        return watch.tick(context, getattr(context.resources, kafka_resource_key).cluster())
 
     return group_sensor
 
