@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core import health
 from kafka_liveness_dagster.core.commit_log import run_mark
 from kafka_liveness_dagster.core.health import Gravity, Verdict
 from kafka_liveness_dagster.look import GroupLook
-from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
+from kafka_liveness_dagster.partitions import is_key, new_keys
 
 GROUP_ALIVE, LAG, RETENTION, CRASH_LAG_AGE = "group_alive", "lag", "retention", "crash_lag_age"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
@@ -119,7 +119,7 @@ class GroupChecks:
 
     def _found_at(self, look: GroupLook, instance: dg.DagsterInstance, waiting: Sequence[str]) -> float | None:
         """When the oldest of the owed partitions was first observed: the sensor does so as it adds them."""
-        owed = [key for key in waiting if any(range_of(key).overlaps(one) for one in look.owed)][:_MAX_KEYS]
+        owed = look.still_owed(waiting)[:_MAX_KEYS]
         if not owed:
             return None
         asked = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=owed)

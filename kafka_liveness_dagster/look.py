@@ -14,10 +14,11 @@ from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, For
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
+from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import FENCED_TAG, lane_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.kafka.admin import Cluster, Commit, Group, GroupMember
@@ -70,6 +71,12 @@ class GroupLook:
         return [
             OffsetRange(*seen.topic_partition, *span) for seen in self.snapshot.partitions for span in seen.outstanding
         ]
+
+    def still_owed(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
+        """The keys of which something is owed, in their order; with those of paused partitions, or without."""
+        held = set() if paused else {seen.topic_partition for seen in self.snapshot.partitions if seen.paused}
+        owed = [one for one in self.owed if one.topic_partition not in held]
+        return [key for key in keys if any(map(range_of(key).overlaps, owed))]
 
     def run(self, mark: str | None) -> dg.DagsterRun | None:
         """The run of a mark, None when Dagster does not list it any more."""

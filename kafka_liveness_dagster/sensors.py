@@ -182,9 +182,7 @@ class _Watch:
         """The oldest missing partition's run, when nobody is catching up and it is not failing all the time."""
         if self.crash_lag_job_name is None:
             return []
-        held = {seen.topic_partition for seen in look.snapshot.partitions if seen.paused}
-        processable = [one for one in look.owed if one.topic_partition not in held]
-        owed = [key for key in missing if any(range_of(key).overlaps(one) for one in processable)]
+        owed = look.still_owed(missing, paused=False)
         if not owed or runs_in_progress(instance, self.group_id, "catch-up"):
             return []
         tags = lane_tags(self.group_id, "catch-up")
