@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark, run_mark
+from kafka_liveness_dagster.core.commit_log import (
+    CATCH_UP_SUFFIX,
+    DoneLog,
+    ForeignCommitError,
+    LiveMark,
+    run_mark,
+    run_of_client,
+)
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
@@ -134,11 +141,10 @@ def _state(group: Group) -> GroupState:
 
 
 def _member(member: GroupMember) -> MemberSeen:
-    """A member under its run's 8 digits, out of ``dagster/<job>/<run id>/<step>``, or as the foreign one it is."""
-    parts = member.client_id.split("/")
-    foreign = len(parts) <= 2 or parts[0] not in ("dagster", "kafka-liveness")  # noqa: PLR2004
-    name = f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS] if foreign else run_mark(parts[2])
-    return MemberSeen(member.member_id, name, member.partitions, foreign, member.group_instance_id is not None)
+    """A member under its run's 8 digits, or as the foreign one it is."""
+    run = run_of_client(member.client_id)
+    name = run or f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS]
+    return MemberSeen(member.member_id, name, member.partitions, run is None, member.group_instance_id is not None)
 
 
 def _run(run: dg.DagsterRun) -> Run:

@@ -189,9 +189,8 @@ def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) 
     if member.group_instance_id is not None:
         found = (marks.get(tp) for tp in member.partitions)
         return tuple(sorted({mark.run for mark in found if mark is not None and mark.mark is not Mark.RELEASED}))
-    owner, _, rest = member.client_id.partition("/")
-    run = rest.partition("/")[2].partition("/")[0]
-    return (commit_log.run_mark(run),) if run and owner in ("dagster", "kafka-liveness") else ()
+    run = commit_log.run_of_client(member.client_id)
+    return () if run is None else (run,)
 
 
 def _partitions_table(found: GroupStatus) -> Table:

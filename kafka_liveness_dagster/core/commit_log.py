@@ -136,6 +136,17 @@ def run_mark(run_id: str) -> str:
     return digits if _RUN.fullmatch(digits) else hashlib.sha256(run_id.encode()).hexdigest()[:8]
 
 
+def run_of_client(client_id: str) -> str | None:
+    """The run's digits out of ``dagster/<job>/<run id>/<step>`` or a script's id; None of a foreign client.
+
+    >>> run_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders"), run_of_client("rdkafka")
+    ('0badcafe', None)
+    """
+    owner, _, rest = client_id.partition("/")
+    run_id = rest.partition("/")[2].partition("/")[0]
+    return run_mark(run_id) if run_id and owner in ("dagster", "kafka-liveness") else None
+
+
 def _encode_spans(spans: tuple[Span, ...]) -> str:
     return ",".join(map(str, spans))
 
