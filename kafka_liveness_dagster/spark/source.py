@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "kafka.isolation.level": "read_committed",  # Spark's own default would read aborted transactions
+    # A task reads thousands of records of one partition: Kafka's 500 a poll and 1 MB a fetch are a round trip too many
+    "kafka.max.poll.records": "5000",
+    "kafka.fetch.max.bytes": str(100 * 2**20),
+    "kafka.max.partition.fetch.bytes": str(8 * 2**20),
 }
 OFFSETS_PER_TASK = 10_000
 """Below this a task costs about what it saves, and each task writes a file of its own."""

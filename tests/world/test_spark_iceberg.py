@@ -74,7 +74,6 @@ def test_exactly_the_records_of_the_range_are_in_the_table(services, spark, topi
     )
     assert [(row["offset"], row["value"]) for row in rows(table)] == [(n, f"order {n}") for n in range(70, 120)]
     assert (done.rows, done.attempts, done.rewritten) == (50, 1, False)
-    assert spark.sql(f"SELECT count(*) FROM {table} VERSION AS OF {done.snapshot_id}").first()[0] == 50
     told = spark.sql(f"SELECT summary['kafka-liveness.ranges'] FROM {table}.snapshots").first()[0]
     assert told == f"{topic}:0:70-120"
 
