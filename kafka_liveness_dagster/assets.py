@@ -70,7 +70,7 @@ def kafka_asset(
             fills it from one after the other: fewer, longer ranges (KIP-41 has both).
         batches_in_flight: how many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is
             planned and begun, if there is enough data to fill it. Offsets are committed in order all the same. 2 for a
-            table unless set, 1 for a ``sink`` of your own.
+            table unless set; a ``sink`` of your own is called with one at a time.
         max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op tag
             ``kafka_liveness/max_batch_seconds`` on the run's op comes first.
         enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes

@@ -87,6 +87,11 @@ class KafkaAssetSettings:
                 f"batches_in_flight of asset {self.name} is {self.batches_in_flight}: wanted 1 or {MOST_IN_FLIGHT}; "
                 "more would keep Spark no busier, and a crash would repeat them all"
             )
+        if self.most_in_flight > 1 and self.sink is not None:
+            raise InvalidSettingError(
+                f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
+                f"batches_in_flight={self.batches_in_flight} out"
+            )
         if self.group_instance_id is not None and self.max_live_runs > 1:
             raise InvalidSettingError(
                 f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
@@ -110,7 +115,7 @@ class KafkaAssetSettings:
 
     @property
     def most_in_flight(self) -> int:
-        """How many batches are written at a time: one where it is not known that the sink can take two."""
+        """How many batches are written at a time: a user's sink is called in the run's thread, so with one."""
         if self.batches_in_flight is None:
             return MOST_IN_FLIGHT if self.sink is None else 1
         return self.batches_in_flight

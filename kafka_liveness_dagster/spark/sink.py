@@ -51,8 +51,7 @@ class Sink(Protocol):
     """Anything that can be called with a :class:`Replacement`; ``kafka_asset(sink=...)``.
 
     Called once for each attempt at a batch, in the thread of the run; offsets are committed after it returned. A batch
-    whose offsets were not committed comes again: the same offsets, though not in the same batches. With
-    ``batches_in_flight=2`` two batches are written at a time, each in a thread of its own.
+    whose offsets were not committed comes again: the same offsets, though not in the same batches.
 
     1. When it returns, the sink holds exactly ``rows`` of the offsets in ``ranges``: also where that is no row, and
        whatever it held before, from batches with other boundaries too.
