@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -100,11 +101,21 @@ class InFlight:
 class Flight(deque[InFlight]):
     """The batches in flight, the oldest first. As a context manager: none is left behind."""
 
+    _landed_at = -math.inf
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.drop()
+
+    def landed(self) -> float:
+        """The oldest is committed; gives the seconds it took since its plan, or since the one before it landed.
+
+        So the seconds of all are the time in which there was something to do, and none of it is counted twice.
+        """
+        began_at, self._landed_at = max(self.popleft().began_at, self._landed_at), time.monotonic()
+        return self._landed_at - began_at
 
     def cancel(self) -> None:
         """Caller: the watchdog's thread. Affects: the Spark jobs of all batches; does not wait for them."""

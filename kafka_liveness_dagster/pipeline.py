@@ -112,9 +112,7 @@ class Pipeline:
         with Flight() as flight:
 
             def land() -> None:
-                oldest = flight[0]
-                pace.in_time(oldest.batch, self._land(oldest, lane, tally, log))
-                flight.popleft()
+                pace.in_time(flight[0].batch, self._land(flight, lane, tally, log))
 
             lane.on_fence(flight.cancel)
             lane.before_revoke(lambda: flight.land_what_can(lane.check, land))
@@ -153,8 +151,9 @@ class Pipeline:
                 flight[-1].begin()
         return bool(flight)
 
-    def _land(self, one: InFlight, lane: Lane, tally: Tally, log: dg.DagsterLogManager) -> float:
-        """Wait for the table, then commit the offsets; gives the seconds since the batch was planned."""
+    def _land(self, flight: Flight, lane: Lane, tally: Tally, log: dg.DagsterLogManager) -> float:
+        """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
+        one = flight[0]
         try:
             written = one.finish() if self.in_flight > 1 else one.run()
         except Exception:
@@ -165,7 +164,7 @@ class Pipeline:
             log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         lane.commit(one.batch)
         reach(Failpoint.AFTER_OFFSET_COMMIT)
-        seconds = time.monotonic() - one.began_at
+        seconds = flight.landed()
         tally.add(one.batch, written.rows, seconds)
         log.info("committed %s: %s in %.2f s", one.batch, counted(written.rows), seconds)
         return seconds

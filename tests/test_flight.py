@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -144,6 +145,20 @@ def test_what_a_former_membership_planned_is_given_up():
         assert [one.batch.epoch for one in found] == [2]
         for one in (old, new):
             one.gate.set()
+
+
+def test_no_second_is_counted_twice():
+    """What two batches took that were in flight together is the time from the first plan to the last commit."""
+    first, second = Write(), Write()
+    with flight(first, second) as found:
+        planned = found[0].began_at
+        first.gate.set()
+        seconds = found.landed()
+        second.gate.set()
+        seconds += found.landed()
+        assert seconds == pytest.approx(time.monotonic() - planned, abs=1.0)
+        assert seconds <= time.monotonic() - planned
+        assert not found
 
 
 def test_nothing_is_left_behind():
