@@ -15,15 +15,17 @@ Responses._release_until = lambda *_: None  # the server keeps them all, so that
 """Goes before what a client runs that is to be killed: with answers released nobody can attach behind them."""
 
 
-def await_end(remote, operation):
-    """Wait until an operation that its client left on the server has ended, whatever came of it."""
+def await_end(remote, *operations):
+    """Wait until operations that their client left on the server have ended, whatever came of them."""
     session = connect(remote)
-    request = pb2.ReattachExecuteRequest(session_id=session.client._session_id, operation_id=operation)
-    request.user_context.user_id = "worker"
-    try:
-        for _ in session.client._stub.ReattachExecute(request, metadata=session.client._builder.metadata(), timeout=60):
-            pass
-    except grpc.RpcError as error:
-        if "INVALID_" in error.details():  # of the look, not of the operation, which may well end refused
-            raise
+    for operation in operations:
+        request = pb2.ReattachExecuteRequest(session_id=session.client._session_id, operation_id=operation)
+        request.user_context.user_id = "worker"
+        metadata = session.client._builder.metadata()
+        try:
+            for _ in session.client._stub.ReattachExecute(request, metadata=metadata, timeout=60):
+                pass
+        except grpc.RpcError as error:
+            if "INVALID_" in error.details():  # of the look, not of the operation, which may well end refused
+                raise
     session.stop()

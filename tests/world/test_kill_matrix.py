@@ -297,8 +297,7 @@ def test_what_spark_has_in_flight_may_land_at_any_time(location, catalog, rows, 
 
     def land():
         catalog.release()
-        for operation in operations:
-            await_end(f"{found.services.spark_remote};user_id=worker;session_id={session}", operation)
+        await_end(f"{found.services.spark_remote};user_id=worker;session_id={session}", *operations)
         assert lands == LAST or len(rows(found.table)) > len(held), "the dead run's write landed"
 
     if lands == FIRST:

@@ -24,11 +24,12 @@ class TransformError(Exception):
 class World:
     """One topic, one group, and runs of its live lane in this process."""
 
-    def __init__(self, services, topic, table, **settings):
+    def __init__(self, services, topic, table, protocol, **settings):
         self.topic, self.table, self.group, self.calls = topic, table, f"etl-{topic}", []
         self.gate = f"gate-{uuid4().hex}"
+        timeouts = {"session_timeout_seconds": 6, "heartbeat_interval_seconds": 0.2} if protocol == "classic" else {}
         self.kafka = kl.KafkaLivenessResource(
-            bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=6, heartbeat_interval_seconds=0.2
+            bootstrap_servers=services.bootstrap_servers, group_protocol=protocol, **timeouts
         )
         self.spark = kl.SparkConnectResource(remote=services.spark_remote)
         self.settings = {
@@ -72,11 +73,11 @@ class World:
 def world(services, make_topic, produce, table, warm_spark):
     """Make a world with so many batches of data."""
 
-    def make(batches, *, partitions=1, **settings):
+    def make(batches, *, partitions=1, protocol="classic", **settings):
         topic = make_topic(partitions)
         for partition in range(partitions):
             produce(services.bootstrap_servers, topic, partition, map(str, range(batches * SIZE)))
-        return World(services, topic, table, **settings)
+        return World(services, topic, table, protocol, **settings)
 
     return make
 
@@ -146,9 +147,10 @@ def test_a_batch_that_fails_does_not_take_the_one_before_with_it(world, rows):
     assert offsets(rows(found.table)) == list(range(SIZE))
 
 
-def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows):
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
     """Poll mode: who gets a partition next begins where the run ended, and does nothing of it again."""
-    found = world(12, partitions=2)
+    found = world(12, partitions=2, protocol=protocol)
 
     def second_member():
         wait_for(found.committed)
