@@ -84,7 +84,7 @@ class Lake:
             f"FROM {table.quoted} GROUP BY topic, partition)"
         ).first()
         assert seen is not None  # noqa: S101 - an aggregate has a row
-        if not seen.rows == seen.different == seen.span or expected not in (None, seen.rows):
+        if not is_exact(seen.rows, seen.different, seen.span, expected):
             wanted = "" if expected is None else f" instead of {expected:,}"
             raise RuntimeError(
                 f"{table.name} has {seen.rows or 0:,} rows of {seen.different or 0:,} offsets in ranges of "
@@ -119,6 +119,11 @@ def own_services(*which: str) -> Iterator[tuple[services.Services, Path]]:
             services.stop()
             os.environ.pop("KAFKA_LIVENESS_HOME")
             os.environ.update({} if before is None else {"KAFKA_LIVENESS_HOME": before})
+
+
+def is_exact(rows: int | None, different: int | None, span: int | None, expected: int | None) -> bool:
+    """Whether a table holds each offset of its ranges once, and as many as expected; an empty one is never exact."""
+    return rows is not None and rows == different == span and expected in (None, rows)
 
 
 def to_rows(batch: DataFrame) -> DataFrame:
