@@ -29,6 +29,7 @@ def test_only_a_table_with_each_offset_once_is_timed(services, warm_spark, tmp_p
         pytest.param(4, 4, 4, 5, False, id="too few"),
         pytest.param(5, 4, 4, 4, False, id="one twice"),
         pytest.param(3, 3, 4, 3, False, id="a hole"),
+        pytest.param(4, 3, 4, 4, False, id="one twice and a hole"),
         pytest.param(None, None, None, None, False, id="nothing at all"),
     ],
 )
