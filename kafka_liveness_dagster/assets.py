@@ -26,6 +26,7 @@ def kafka_asset(
     name: str | None = None,
     max_poll_records: int | Literal["auto"] = DEFAULT_MAX_POLL_RECORDS,
     batching: Literal["fair", "greedy"] = "fair",
+    batches_in_flight: int | None = None,
     max_batch_seconds: float | None = None,
     enable_parallel_rebalance: bool = False,
     min_crash_lag: int = 1,
@@ -67,6 +68,9 @@ def kafka_asset(
             to take half of its budget, by what the batches before it took; at most 5,000,000.
         batching: ``fair`` shares a live batch equally over the partitions, so that none waits for another; ``greedy``
             fills it from one after the other: fewer, longer ranges (KIP-41 has both).
+        batches_in_flight: how many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is
+            planned and begun, if there is enough data to fill it. Offsets are committed in order all the same. 2 for a
+            table unless set; a ``sink`` of your own is called with one at a time.
         max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op tag
             ``kafka_liveness/max_batch_seconds`` on the run's op comes first.
         enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes

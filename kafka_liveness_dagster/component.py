@@ -67,6 +67,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     max_poll_records: int | Literal["auto"] = _setting("max_poll_records")
     batching: Literal["fair", "greedy"] = _setting("batching")
+    batches_in_flight: int | None = _setting("batches_in_flight")
     max_batch_seconds: float | None = _setting("max_batch_seconds")
     enable_parallel_rebalance: bool = _setting("enable_parallel_rebalance")
     min_crash_lag: int = _setting("min_crash_lag")

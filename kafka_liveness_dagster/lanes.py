@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.pipeline import Source
     from kafka_liveness_dagster.settings import KafkaAssetSettings
 
 
@@ -88,11 +89,17 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -
         context.add_asset_metadata(told, partition_key=key)
 
 
-def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Callable[[int], Batch | None]:
-    """Batches until none came for so long; the wait for a rebalance to let us in does not count as idle."""
+def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Source:
+    """Batches until none came for so long; the wait for a rebalance to let us in does not count as idle.
 
-    def next_batch(max_records: int) -> Batch | None:
+    Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has landed
+    makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    """
+
+    def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
         while consumer.has_time_for_a_batch():
+            if ahead:
+                return consumer.poll(0, max_records, min_records=max_records)
             batch = consumer.poll(idle_seconds, max_records)
             if batch is not None or consumer.joined:
                 return batch

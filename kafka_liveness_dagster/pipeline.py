@@ -2,7 +2,7 @@
 
 The same steps for both lanes: read exactly the batch, transform, replace its range in the table, commit its
 offsets. A crash between any two of them repeats the batch, and the table absorbs the repetition. A batch that
-is too slow is repeated at half its size.
+is too slow is repeated at half its size. Where there is plenty to do two batches are in flight, committed in order.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.flight import Flight, InFlight
 from kafka_liveness_dagster.metadata import Tally, counted
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
     from kafka_liveness_dagster.settings import KafkaAssetSettings
-    from kafka_liveness_dagster.spark.iceberg import Written
     from kafka_liveness_dagster.spark.sink import Sink
 
 
@@ -42,6 +42,14 @@ class Lane(Protocol):
     def heartbeat(self) -> None: ...  # noqa: D102
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
     def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
+    def before_revoke(self, finish: Callable[[], None]) -> None: ...  # noqa: D102
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def __call__(self, max_records: int, *, ahead: bool) -> Batch | None:
+        """The next batch, None at the end; ``ahead`` of one that is in flight: only if it is worth it, at once."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Pipeline:
         auto: the size of batches follows what they take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
+        in_flight: how many batches may be on their way into the table at a time.
     """
 
     kafka: KafkaLivenessResource
@@ -67,6 +76,7 @@ class Pipeline:
     auto: bool
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
+    in_flight: int
 
     @classmethod
     def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
@@ -74,12 +84,12 @@ class Pipeline:
         kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
         to = (asset.table or "", asset.sink)
         size = (asset.most_records, asset.max_poll_records == "auto")
-        return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison)
+        return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison, asset.most_in_flight)
 
     def run(
         self,
         lane: Lane,
-        next_batch: Callable[[int], Batch | None],
+        next_batch: Source,
         log: dg.DagsterLogManager,
         on_quarantine: Callable[[OffsetRange, str], None],
     ) -> Tally:
@@ -98,39 +108,65 @@ class Pipeline:
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        tally, under_way, pace = Tally(), _UnderWay(), Pace(self.most_records, auto=self.auto)
-        lane.on_fence(under_way.cancel)
-        while (batch := next_batch(pace.bound)) is not None:
-            reach(Failpoint.AFTER_PLAN)
-            try:
-                pace.in_time(batch, self._process(batch, lane, under_way, tally, log))
-            except FencedError as fenced:
-                if not fenced.reason.may_rejoin:
-                    raise
-                if fenced.reason is FenceReason.POLL_TIMEOUT and (poison := pace.too_slow(batch)) is not None:
-                    on_quarantine(poison, self._passed(poison, batch, lane, fenced))
-                log.warning("%s: %s. At most %d offsets next", batch, fenced, pace.bound)
+        tally, pace = Tally(), Pace(self.most_records, auto=self.auto)
+        with Flight() as flight:
+
+            def land() -> None:
+                pace.in_time(flight[0].batch, self._land(flight, lane, tally, log))
+
+            lane.on_fence(flight.cancel)
+            lane.before_revoke(lambda: flight.land_what_can(lane.check, land))
+            while self._fill(flight, next_batch, lane, pace, log):
+                batch = flight[0].batch
+                try:
+                    land()
+                except FencedError as fenced:
+                    alone = len(flight) == 1
+                    flight.drop(batch.epoch)
+                    if not fenced.reason.may_rejoin:
+                        raise
+                    timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
+                    if timed_out and (poison := pace.too_slow(batch, alone=alone)) is not None:
+                        on_quarantine(poison, self._passed(poison, batch, lane, fenced))
+                    log.warning("%s: %s. At most %d offsets next", batch, fenced, pace.bound)
         return tally
 
-    def _process(
-        self, batch: Batch, lane: Lane, under_way: _UnderWay, tally: Tally, log: dg.DagsterLogManager
-    ) -> float:
-        """Take a batch from Kafka to the commit; gives the seconds it took."""
-        started = time.monotonic()
-        log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
+    def _fill(self, flight: Flight, next_batch: Source, lane: Lane, pace: Pace, log: dg.DagsterLogManager) -> bool:
+        """Begin as many batches as may be in flight; False when there is none, and none comes."""
+        most = 1 if pace.wary else self.in_flight  # a batch that may be too slow shares Spark with nobody
+        while len(flight) < most and not any(one.failed for one in flight):
+            try:
+                batch = next_batch(pace.bound, ahead=bool(flight))
+            except Exception as error:
+                if not flight:
+                    raise
+                log.warning("nothing is planned ahead: %s", error)  # said again when what is in flight has landed
+                break
+            if batch is None:
+                break
+            reach(Failpoint.AFTER_PLAN)
+            log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
+            flight.append(self._in_flight(batch, lane, log))
+            if self.in_flight > 1:
+                flight[-1].begin()
+        return bool(flight)
+
+    def _land(self, flight: Flight, lane: Lane, tally: Tally, log: dg.DagsterLogManager) -> float:
+        """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
+        one = flight[0]
         try:
-            written = self._write(batch, lane, under_way, log)
+            written = one.finish() if self.in_flight > 1 else one.run()
         except Exception:
             lane.check()  # what was cancelled by the fence failed because of it
             raise
         if written.attempts > 1:
             again = "its files" if written.rewritten else "the same offsets"
             log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
-        lane.commit(batch)
+        lane.commit(one.batch)
         reach(Failpoint.AFTER_OFFSET_COMMIT)
-        seconds = time.monotonic() - started
-        tally.add(batch, written.rows, seconds)
-        log.info("committed %s: %s in %.2f s", batch, counted(written.rows), seconds)
+        seconds = flight.landed()
+        tally.add(one.batch, written.rows, seconds)
+        log.info("committed %s: %s in %.2f s", one.batch, counted(written.rows), seconds)
         return seconds
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
@@ -141,13 +177,15 @@ class Pipeline:
         lane.quarantine(poison)
         return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
 
-    def _write(self, batch: Batch, lane: Lane, under_way: _UnderWay, log: dg.DagsterLogManager) -> Written:
-        from kafka_liveness_dagster.spark.iceberg import write  # noqa: PLC0415 - pyspark stays lazy
+    def _in_flight(self, batch: Batch, lane: Lane, log: dg.DagsterLogManager) -> InFlight:
+        from kafka_liveness_dagster.spark.iceberg import TableWrite  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.sink import replace  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
         from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
         session, options = self.spark.session(), self.kafka.settings().spark()
+        job = SparkJob(session, *self._listeners(batch, lane, log))
 
         def frame() -> DataFrame:
             rows = self.transform(read(session, batch.ranges, options))
@@ -156,46 +194,39 @@ class Pipeline:
                 raise InvalidSettingError(f"{name} returned None instead of a DataFrame: is its `return` missing?")
             return rows
 
+        def may_go_on() -> None:
+            lane.check()
+            job.check()
+
+        def may_replace() -> None:
+            lane.confirm(batch)
+            job.check()
+
+        if self.sink is not None:
+            return InFlight(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace))
+        table = IcebergTable(self.table)
+        return InFlight(batch, job, TableWrite(session, table, batch.ranges, frame, may_go_on, may_replace))
+
+    def _listeners(
+        self, batch: Batch, lane: Lane, log: dg.DagsterLogManager
+    ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
+        """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
+        told = ProgressLog(_named(batch), time.monotonic(), TELL_EVERY_SECONDS)
+
         def progressed(_completed: int, _total: int) -> None:
             with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
                 lane.heartbeat()
 
-        told = ProgressLog(_named(batch), time.monotonic(), TELL_EVERY_SECONDS)
-
         def reported(completed: int, total: int) -> None:
             line = told.report(completed, total, time.monotonic())
-            if line is not None:  # on Spark's turn: a line now and then, after the heartbeat, and no reason to fail
+            if line is not None:  # a line now and then, after the heartbeat
                 with suppress(Exception):
                     log.info("%s", line)
 
-        with SparkJob(session, progressed if self.liveness == "progress" else None, reported) as job:
-            under_way.job = job
-
-            def may_go_on() -> None:
-                lane.check()
-                job.check()
-
-            def may_replace() -> None:
-                lane.confirm(batch)
-                job.check()
-
-            if self.sink is not None:
-                return replace(self.sink, batch.ranges, frame, may_go_on=may_replace)
-            return write(session, self.table, batch.ranges, frame, may_go_on=may_go_on, may_replace=may_replace)
+        return progressed if self.liveness == "progress" else None, reported
 
 
 def _named(batch: Batch) -> str:
     """A batch by its first range: it may have hundreds."""
     more = len(batch.ranges) - 1
     return f"{batch.ranges[0]}" + (f" and {more} more" if more else "")
-
-
-class _UnderWay:
-    """The Spark job to cancel when the fence goes up, None between batches."""
-
-    job: Any = None
-
-    def cancel(self) -> None:
-        """Caller: the watchdog's thread. Affects: the Spark job of the batch under way; does not wait for it."""
-        if self.job is not None:
-            self.job.cancel(timeout_seconds=0.0)

@@ -18,6 +18,7 @@ from kafka_liveness_dagster.core.pace import AUTO_CEILING
 from kafka_liveness_dagster.hooks import Hook
 from kafka_liveness_dagster.spark.sink import Sink, name_of
 
+MOST_IN_FLIGHT = 2
 _TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
 
 
@@ -37,6 +38,7 @@ class KafkaAssetSettings:
     sink: Sink | None
     max_poll_records: int | Literal["auto"]
     batching: Literal["fair", "greedy"]
+    batches_in_flight: int | None
     max_batch_seconds: float | None
     enable_parallel_rebalance: bool
     min_crash_lag: int
@@ -75,10 +77,21 @@ class KafkaAssetSettings:
         for name, value in (
             ("max_poll_records", self.most_records),
             ("max_live_runs", self.max_live_runs),
+            ("batches_in_flight", self.most_in_flight),
             ("min_crash_lag", self.min_crash_lag),
         ):
             if value < 1:
                 raise InvalidSettingError(f"{name} of asset {self.name} is {value}: wanted at least 1")
+        if self.most_in_flight > MOST_IN_FLIGHT:
+            raise InvalidSettingError(
+                f"batches_in_flight of asset {self.name} is {self.batches_in_flight}: wanted 1 or {MOST_IN_FLIGHT}; "
+                "more would keep Spark no busier, and a crash would repeat them all"
+            )
+        if self.most_in_flight > 1 and self.sink is not None:
+            raise InvalidSettingError(
+                f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
+                f"batches_in_flight={self.batches_in_flight} out"
+            )
         if self.group_instance_id is not None and self.max_live_runs > 1:
             raise InvalidSettingError(
                 f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
@@ -99,6 +112,13 @@ class KafkaAssetSettings:
     def most_records(self) -> int:
         """How many offsets no batch exceeds."""
         return AUTO_CEILING if self.max_poll_records == "auto" else self.max_poll_records
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many batches are written at a time: a user's sink is called in the run's thread, so with one."""
+        if self.batches_in_flight is None:
+            return MOST_IN_FLIGHT if self.sink is None else 1
+        return self.batches_in_flight
 
     def _check_words(self) -> None:
         """A misspelt policy must not quietly be another one."""

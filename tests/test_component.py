@@ -125,7 +125,8 @@ def test_every_setting_arrives(project, monkeypatch):
         "max_owed_ranges": 3, "on_data_loss": "skip", "auto_offset_reset": "latest", "liveness": "progress",
         "on_poison": "quarantine", "group_instance_id": "etl-0", "idle_seconds": 1.5, "max_live_runs": 1,
         "max_lag": 5_000, "max_crash_lag_age_seconds": 3600.0,
-        "batching": "greedy", "auto_catch_up": True, "ghost_after_seconds": 30.0, "fail_ghost_runs": True,
+        "batching": "greedy", "batches_in_flight": 1, "auto_catch_up": True, "ghost_after_seconds": 30.0,
+        "fail_ghost_runs": True,
         "sensor_interval_seconds": 30, "sensor_status": "RUNNING", "group_name": "shop", "name": "web_orders",
         "kafka_resource_key": "k", "spark_resource_key": "s", "topics": "orders",
     }  # fmt: skip

@@ -58,17 +58,20 @@ class Pace:
         ceiling: ``max_poll_records``; never exceeded.
         auto: find the bound by what batches take: the next is expected to use half of its budget.
         bound: offsets the next batch may hold.
+        wary: the batch before was too slow; what comes next is to be judged by itself.
     """
 
     ceiling: int
     auto: bool = False
     bound: int = field(init=False)
+    wary: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.bound = min(self.ceiling, FIRST_OFFSETS) if self.auto else self.ceiling
 
     def in_time(self, batch: Batch, seconds: float) -> None:
         """A batch was committed after so long: the next may be larger, up to the ceiling."""
+        self.wary = False
         if not self.auto:
             self.bound = min(self.ceiling, 2 * self.bound)
             return
@@ -78,7 +81,13 @@ class Pace:
         if full or late or wanted > self.bound:  # a batch that lacked data is no reason to take less
             self.bound = max(1, min(self.ceiling, wanted, _MOST_GROWTH * self.bound))
 
-    def too_slow(self, batch: Batch) -> OffsetRange | None:
-        """A batch exceeded its deadline: half of it next. An offset that was alone in it is returned."""
+    def too_slow(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
+        """A batch exceeded its deadline: half of it next. An offset that was alone in it is returned.
+
+        Args:
+            batch: the oldest that was in flight.
+            alone: nothing else was in flight, so nothing else can have slowed it down.
+        """
+        self.wary = True
         self.bound = max(1, batch.max_records // 2)
-        return batch.ranges[0] if batch.max_records == 1 else None
+        return batch.ranges[0] if alone and batch.max_records == 1 else None

@@ -22,7 +22,7 @@ from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from typing_extensions import Self
 
@@ -86,13 +86,14 @@ class CatchUpConsumer(Watched, ReadsRecords):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def poll(self, max_records: int | None = None) -> Batch | None:
+    def poll(self, max_records: int | None = None, *, ahead: bool = False) -> Batch | None:
         """The next batch of outstanding offsets, the oldest of each partition first; None when all is done.
 
         After a process timeout what was not committed comes again.
 
         Args:
             max_records: a smaller bound for this batch than ``max_poll_records``.
+            ahead: the batch before is not committed yet, so None says nothing of what was asked for.
 
         Raises:
             FencedError: the run is gone.
@@ -105,6 +106,8 @@ class CatchUpConsumer(Watched, ReadsRecords):
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
         ranges, self._last = plan(pending, bound, self._last)
         if not ranges:
+            if ahead:
+                return None
             self._check_paused([tp for tp in left if facts[tp].is_paused and left[tp]])
             return None
         self._plan(ranges)
@@ -114,6 +117,9 @@ class CatchUpConsumer(Watched, ReadsRecords):
         """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
         self.quarantined.append(poison)
         self._plan((poison,))
+
+    def before_revoke(self, finish: Callable[[], None]) -> None:
+        """Nothing is ever revoked: there is no group."""
 
     def confirm(self, batch: Batch) -> None:  # noqa: ARG002 - the live lane's signature
         """Owed ranges have no owner: who writes one twice writes the same.

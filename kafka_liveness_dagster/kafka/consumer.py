@@ -11,33 +11,33 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.commits import Commits
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import SERVE_SECONDS, Member
 from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
-from kafka_liveness_dagster.kafka.view import TwoLanes
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 
 _LOG_END_SECONDS = 0.2  # how often an idle poll asks for new data
 
 
-class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
+class LivenessConsumer(Watched, Commits, ReadsRecords):
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
     Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an error
@@ -59,6 +59,7 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
         self._poison: set[OffsetRange] = set()
         self._last: TopicPartition | None = None
         self._last_committed: TopicPartition | None = None
+        self._before_revoke: Callable[[], None] | None = None
         self._epoch, self._ended_by = 0, FenceReason.POLL_TIMEOUT
         self._timer = PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms)
         self._watchdog = Watchdog(
@@ -75,14 +76,18 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
         # KeyboardInterrupt and Dagster's interrupt are someone's wish to stop, no failures
         self.close(release=kind is None or not issubclass(kind, Exception))
 
-    def poll(self, timeout_seconds: float = 5.0, max_records: int | None = None) -> Batch | None:
+    def poll(
+        self, timeout_seconds: float = 5.0, max_records: int | None = None, *, min_records: int = 1
+    ) -> Batch | None:
         """The next batch, or None when nothing new came in time. The first poll joins the group.
 
-        After a poll timeout the next poll joins again and what was not committed comes again (KIP-62).
+        The batch before need not be committed yet. After a poll timeout the next poll joins again and what was not
+        committed comes again (KIP-62).
 
         Args:
             timeout_seconds: how long to wait for data.
             max_records: a smaller bound than ``max_poll_records`` for this batch (KIP-41's rejected argument).
+            min_records: fewer offsets are left where they are, like ``fetch.min.bytes`` leaves bytes at the broker.
 
         Raises:
             FencedError: this process is finished with the group.
@@ -90,7 +95,7 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
         """
         give_up_at, bound = time.monotonic() + timeout_seconds, self.settings.max_poll_records
         while True:
-            batch = self._look(bound if max_records is None else min(max_records, bound))
+            batch = self._look(bound if max_records is None else min(max_records, bound), min_records)
             if batch is not None or time.monotonic() >= give_up_at:
                 return batch
             asked_at = time.monotonic()
@@ -110,6 +115,15 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
         self._answer()
         self.check()
 
+    def before_revoke(self, finish: Callable[[], None]) -> None:
+        """Register what commits the open batches when a rebalance is about to take partitions of theirs.
+
+        With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
+
+        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it, at most the process timeout.
+        """
+        self._before_revoke = None if self.settings.serves_while_busy else finish
+
     def has_time_for_a_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""
         return self._timer.left_ms(now_ms()) >= min(self.timeouts.process_ms, 10_000)
@@ -125,52 +139,6 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
             raise PoisonedOffsetError([poison], self.timeouts.process_ms / 1000, outcome)
         self._poison.add(poison)
 
-    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> None:
-        """Commit a processed batch: position, mark and owed ranges in one request.
-
-        Partitions that were handed over meanwhile are left to their new owner, who processes them again. Plain
-        offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the offset lags
-        created by a crash", it goes to the second commit log, the others to the first.
-
-        Raises:
-            FencedError: this process may not commit any more.
-            CommitRefusedError: the broker refused, or the batch is out of order. Nothing was lost.
-        """
-        self._watchdog.check()
-        if isinstance(done, Batch):
-            self._check_epoch(done)
-            self._commit_live(done.spans, done.arrivals)
-            self._last_committed = done.last
-        else:
-            self._commit_offsets(done)
-
-    def confirm(self, batch: Batch) -> None:
-        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
-
-        Raises:
-            FencedError: others have it by now, or this process may not commit any more.
-        """
-        self._watchdog.check()
-        self._check_epoch(batch)
-        self._with_group(lambda lane: lane.confirm(batch, self._watchdog.polled))
-
-    def _check_epoch(self, batch: Batch) -> None:
-        if self._lane is None or batch.epoch != self._epoch:
-            raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
-
-    def _commit_live(self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]) -> None:
-        # the work is done: waiting for the group is no stall
-        self._with_group(lambda lane: lane.commit(spans, arrivals, self._watchdog.polled))
-
-    def _with_group(self, commit: Callable[[LiveLane], None]) -> None:
-        assert self._lane is not None  # noqa: S101 - it has a position
-        member = self._lane.member
-        try:
-            commit(self._lane)
-        finally:
-            self._fence_if_ended(member)
-            self._watchdog.check()  # says more than the broker's refusal
-
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
         try:
@@ -181,14 +149,14 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
             if self._second is not None:
                 self._second.close()
 
-    def _look(self, max_records: int) -> Batch | None:
+    def _look(self, max_records: int, min_records: int) -> Batch | None:
         """One look at the log ends; brokers that are away are waited for as long as a batch may take."""
         give_up_at = time.monotonic() + self.timeouts.process_ms / 1000
         while True:
             try:
                 lane = self._serve(0.0)  # who is a member already has nothing to wait for
                 lane.forget_done()
-                return self._plan(lane, max_records) if self._watchdog.reason is None else None
+                return self._plan(lane, max_records, min_records) if self._watchdog.reason is None else None
             except BrokerUnreachableError as error:
                 if self._lane is None or time.monotonic() >= give_up_at:  # who has not joined yet hears it at once
                     raise
@@ -197,7 +165,7 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
     def _serve(self, seconds: float = SERVE_SECONDS) -> LiveLane:
         """Be a member: join when there is no membership, answer the group, settle what it assigned."""
         lane = self._joined()
-        lane.member.serve(seconds if lane.member.joined else SERVE_SECONDS)
+        lane.member.serve(seconds if lane.member.joined else SERVE_SECONDS, self._before_revoke)
         if not self._fence_if_ended(lane.member):
             self._still_polling()
             try:
@@ -207,8 +175,8 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
                     raise
         return lane
 
-    def _plan(self, lane: LiveLane, max_records: int) -> Batch | None:
-        batch = lane.plan(max_records, self._last)
+    def _plan(self, lane: LiveLane, max_records: int, min_records: int) -> Batch | None:
+        batch = lane.plan(max_records, min_records, self._last)
         if batch is None:
             return None
         self._last = batch.last
@@ -238,11 +206,6 @@ class LivenessConsumer(Watched, TwoLanes, ReadsRecords):
         if self._lane is not None:
             self._lane.member.serve_if_idle()
             self._fence_if_ended(self._lane.member)
-
-    def _fence_if_ended(self, member: Member) -> bool:
-        if member.ended is not None:
-            self._watchdog.fence(member.ended)
-        return member.ended is not None
 
     def _leave(self, release: bool) -> None:  # noqa: FBT001
         if self._lane is not None:

@@ -67,8 +67,8 @@ class LiveLane:
             reach(Failpoint.AFTER_TOKEN_COMMIT)
             self._tell(tp, resumed[tp])
 
-    def plan(self, max_records: int, last: TopicPartition | None) -> Batch | None:
-        """The next ranges of what is owned, None for none; they count as planned from now on."""
+    def plan(self, max_records: int, min_records: int, last: TopicPartition | None) -> Batch | None:
+        """The next ranges of what is owned, None when there is less; they count as planned from now on."""
         self._planned_at = time.monotonic()
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
         bounds = self._cluster.log_bounds(owned)
@@ -76,6 +76,8 @@ class LiveLane:
             self._pass_expired(tp, o, bounds[tp][0])
             check_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
+        if sum(span.size for (span,) in pending.values()) < min_records:
+            return None
         ranges, last = plan(pending, max_records, last, greedy=self._live.greedy)
         for r in ranges:
             owned[r.topic_partition].position = r.end
@@ -95,16 +97,15 @@ class LiveLane:
             self._log.info(told, ", ".join(map(str, handed_over)))
 
     def confirm(self, batch: Batch, waiting: Callable[[], None]) -> None:
-        """Commit nothing of a batch, unless it was planned so lately that nobody can have been given it since.
+        """Commit nothing new, unless something was planned so lately that nobody can have been given the batch since.
 
         Raises:
             FencedError: a part of it is another member's: all of it is planned again, as far as it is still ours.
             CommitRefusedError: the group goes on without this member.
         """
-        if time.monotonic() - self._planned_at < self.member.sure_seconds:
+        if time.monotonic() - self._planned_at < self.member.sure_seconds and self.member.still_owns(batch.arrivals):
             return
-        nothing = {tp: Span(span.start, span.start) for tp, span in batch.spans.items()}
-        handed_over = self.member.commit(nothing, batch.arrivals, waiting)
+        handed_over = self.member.confirm(batch.arrivals, waiting)
         if handed_over:
             for owned in dict(self.member.owned).values():
                 owned.position = owned.committed

@@ -7,7 +7,6 @@ synchronous commit beside a blocking poll deadlocks in librdkafka's Python clien
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -27,6 +26,7 @@ from kafka_liveness_dagster.kafka.errors import (
     is_passing,
     named,
 )
+from kafka_liveness_dagster.kafka.rebalance import Rebalanced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,40 +42,34 @@ _RELEASE_SECONDS = 2.0
 _AGAIN_SECONDS = 0.05
 
 
-class Member:
+class Member(Rebalanced):
     """One membership in one group.
 
     Attributes:
-        arrived: partitions assigned but not settled, each with the number of its arrival: the consumer decides where
-            each goes on, then ``adopt``s it.
-        owned: settled partitions.
-        joined: the coordinator has given this member its part, which may be no partition at all.
         sure_seconds: whoever was a member so long ago still is one: the session timeout has not passed.
-        ended: why the group goes on without this member, None while it is one of it as far as it knows.
     """
 
     def __init__(self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
         config = settings.member(live, link.client_id, timeouts)
-        self.arrived: dict[TopicPartition, int] = {}
-        self._arrivals = itertools.count(1)
-        self.owned: dict[TopicPartition, Owned] = {}
-        self.joined = False
-        self.ended: FenceReason | None = None
-        self._settings, self._group_id, self._run, self._log = settings, live.group_id, link.mark, link.log
+        strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
+        super().__init__(incremental="cooperative" in str(strategy), log=link.log)
+        self._settings, self._group_id, self._run = settings, live.group_id, link.mark
         self.sure_seconds = timeouts.session_ms / 2000
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._lock = threading.RLock()
         self._closed = False
         self._static = live.group_instance_id is not None
-        strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
-        self._incremental = "cooperative" in str(strategy)
         self._client = Consumer(config, logger=logger_of(config))
         self._client.subscribe(
             list(live.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
-    def serve(self, seconds: float = SERVE_SECONDS) -> None:
+    def serve(self, seconds: float = SERVE_SECONDS, before_revoke: Callable[[], None] | None = None) -> None:
         """Poll the client once: rebalances happen in here.
+
+        Args:
+            seconds: how long to wait for news.
+            before_revoke: called when partitions are about to go, in good order: the last chance to commit them.
 
         Raises:
             KafkaRefusedError: the group or a topic may not be used any more.
@@ -83,7 +77,14 @@ class Member:
         with self._lock:
             if self._closed:
                 return
-            message = self._client.poll(seconds)
+            if self._revoking:  # a commit is repeated inside of a poll: there is only one at a time
+                time.sleep(_AGAIN_SECONDS)
+                return
+            self._before_revoke = before_revoke
+            try:
+                message = self._client.poll(seconds)
+            finally:
+                self._before_revoke = None
             error = message.error() if message is not None else None
             if error is None or self._has_ended(error) or is_passing(error):
                 return
@@ -156,6 +157,19 @@ class Member:
                 owned.committed = done[tp].end
             return tuple(tp for tp in done if tp not in mine)
 
+    def still_owns(self, arrivals: Mapping[TopicPartition, int]) -> bool:
+        """Whether each partition is ours by the same ownership as then, as far as this member knows."""
+        with self._lock:
+            return all(tp in self.owned and self.owned[tp].arrival == number for tp, number in arrivals.items())
+
+    def confirm(
+        self, arrivals: Mapping[TopicPartition, int], waiting: Callable[[], None]
+    ) -> tuple[TopicPartition, ...]:
+        """Ask the broker by a commit of what is committed; returns those of them that are not ours any more."""
+        with self._lock:
+            at = {tp: self.owned[tp].committed if tp in self.owned else 0 for tp in arrivals}
+            return self.commit({tp: Span(offset, offset) for tp, offset in at.items()}, arrivals, waiting)
+
     def leave(self, *, release: bool) -> None:
         """LeaveGroup, from whichever thread. ``release`` marks the partitions as given up in good order."""
         with self._lock:
@@ -209,37 +223,6 @@ class Member:
             level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING
             self._log.log(level, "could not mark %d partitions as released: %s", len(marks), error.str())
             return
-
-    def _on_assign(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        """Caller: client.poll, under the lock. Affects: ``arrived``; nothing is planned before ``adopt``."""
-        (client.incremental_assign if self._incremental else client.assign)(partitions)
-        if partitions:
-            client.pause(partitions)
-        self.joined = True
-        self.arrived.update({TopicPartition(tp.topic, tp.partition): next(self._arrivals) for tp in partitions})
-
-    def _on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        """Caller: client.poll or close, under the lock. Affects: ``owned``, and marks the first log."""
-        gone = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
-        try:
-            self._release(gone)
-        finally:
-            self._forget(client, partitions)
-
-    def _on_lost(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        """Caller: client.poll, under the lock. Affects: ``owned``; lost is not revoked, nothing may be committed."""
-        self._log.warning("partitions lost: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
-        self.ended = FenceReason.PARTITIONS_LOST
-        self._forget(client, partitions)
-
-    def _forget(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        for tp in partitions:
-            self.owned.pop(TopicPartition(tp.topic, tp.partition), None)
-            self.arrived.pop(TopicPartition(tp.topic, tp.partition), None)
-        if self._incremental:
-            client.incremental_unassign(partitions)
-        else:
-            client.unassign()
 
 
 def _check_order(tp: TopicPartition, committed: int, span: Span) -> None:

@@ -44,19 +44,15 @@ _CATALOG = "UncheckedSQLException"  # its database is held by others, or two mad
 
 @dataclass(frozen=True)
 class Written:
-    """A batch that is in the table, once.
+    """A batch that is in the sink, once.
 
     Attributes:
         rows: how many rows the transform gave; None when the sink does not tell.
-        snapshot_id: a snapshot that holds them: this commit's, or a later one when another writer was quick.
-        seconds: from the snapshot look-up to the commit, all attempts.
         attempts: 1, or more when others wrote to the same offsets or files.
         rewritten: whether the ranges cut through files, whose other rows were then written again.
     """
 
     rows: int | None
-    snapshot_id: int | None
-    seconds: float
     attempts: int
     rewritten: bool
 
@@ -90,61 +86,88 @@ def write(
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
     """
     table = table if isinstance(table, IcebergTable) else IcebergTable(table)
-    started, rewrite, problem = time.monotonic(), False, ""
-    for attempt in range(1, max_attempts + 1):
+    writing = TableWrite(session, table, ranges, make_frame, may_go_on, may_replace, max_attempts)
+    return writing.finish(writing.begin())
+
+
+@dataclass
+class TableWrite:
+    """One ``write`` in two halves: ``begin`` and ``finish`` in the caller's thread, what lies between in any.
+
+    So the transform is always called in one thread, batch after batch, while Spark works on the batch before.
+    """
+
+    session: SparkSession
+    table: IcebergTable
+    ranges: Sequence[OffsetRange]
+    make_frame: Callable[[], DataFrame]
+    may_go_on: Callable[[], None]
+    may_replace: Callable[[], None]
+    max_attempts: int = 5
+    _rewrite: bool = False
+
+    def begin(self) -> Callable[[], int]:
+        """Look at the table and make the frame; gives what reads and writes, and returns how many rows those were."""
         try:
-            rows = _attempt(session, table, ranges, make_frame, (may_go_on, may_replace), rewrite=rewrite)
+            return self._attempt()
         except PySparkException as error:
-            problem = _refusal(error, table)
-            rewrite = rewrite or _MISALIGNED in problem
-            table.refresh(session)
-            continue
-        may_go_on()
-        held_by = table.snapshot_id(session)
-        return Written(rows, held_by, time.monotonic() - started, attempt, rewrite)
-    cause = "what holds the catalog's database" if _CATALOG in problem else "a second writer of the same offsets"
-    raise WriteConflictError(
-        f"{names(ranges)} of {table.name} was refused {max_attempts} times in {time.monotonic() - started:.0f} s "
-        f"({problem[:300]}): nothing was written; look for {cause}"
-    )
+            refused = error  # the name of an except clause ends with it
 
+        def raise_it() -> int:
+            raise refused
 
-def _attempt(
-    session: SparkSession,
-    table: IcebergTable,
-    ranges: Sequence[OffsetRange],
-    make_frame: Callable[[], DataFrame],
-    may: tuple[Callable[[], None], Callable[[], None]],
-    *,
-    rewrite: bool,
-) -> int:
-    """Replace the ranges as seen from the snapshot of now; gives the rows written."""
-    may_go_on, may_replace = may
-    may_go_on()
-    columns = table.columns(session)
-    snapshot_id = None if columns is None else table.snapshot_id(session)
-    may_replace()
-    may_go_on()
-    frame = make_frame()
-    check_key(frame.schema, f"the rows for {table.name}")
-    may_go_on()
-    if columns is None:
-        table.create(session, frame.schema)
-    else:
-        frame = table.fit(session, frame, columns)
-    counted = Observation()
-    frame = inside(frame, ranges).observe(counted, F.count(F.lit(1)).alias("rows"))
-    replaced = merged(ranges)
-    may_go_on()
-    if rewrite and snapshot_id is not None:
-        replaced = whole_files(ranges, table.files(session, snapshot_id, ranges))
-        for side in layers(without(replaced, ranges)):  # apart, so that no new file spans the batch again
-            survivors = table.at(session, snapshot_id).where(condition(side))
-            frame = frame.unionByName(survivors, allowMissingColumns=True)
-        may_go_on()
-    _overwrite(frame, table, snapshot_id, replaced, ranges)
-    reach(Failpoint.AFTER_TABLE_COMMIT)
-    return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
+        return raise_it
+
+    def finish(self, execute: Callable[[], int]) -> Written:
+        """Have it executed, and begin again as long as others were quicker; raises what ``write`` raises."""
+        started, problem = time.monotonic(), ""
+        for attempt in range(1, self.max_attempts + 1):
+            try:
+                rows = execute() if attempt == 1 else self._attempt()()
+            except PySparkException as error:
+                problem = _refusal(error, self.table)
+                self._rewrite = self._rewrite or _MISALIGNED in problem
+                self.table.refresh(self.session)
+                continue
+            return Written(rows, attempt, self._rewrite)
+        cause = "what holds the catalog's database" if _CATALOG in problem else "a second writer of the same offsets"
+        raise WriteConflictError(
+            f"{names(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
+            f"{time.monotonic() - started:.0f} s ({problem[:300]}): nothing was written; look for {cause}"
+        )
+
+    def _attempt(self) -> Callable[[], int]:
+        """Prepare to replace the ranges as seen from the snapshot of now."""
+        table, session, ranges = self.table, self.session, self.ranges
+        self.may_go_on()
+        columns = table.columns(session)
+        snapshot_id = None if columns is None else table.snapshot_id(session)
+        self.may_replace()
+        self.may_go_on()
+        frame = self.make_frame()
+        check_key(frame.schema, f"the rows for {table.name}")
+        self.may_go_on()
+        if columns is None:
+            table.create(session, frame.schema)
+        else:
+            frame = table.fit(session, frame, columns)
+        counted = Observation()
+        frame = inside(frame, ranges).observe(counted, F.count(F.lit(1)).alias("rows"))
+        replaced = merged(ranges)
+        if self._rewrite and snapshot_id is not None:
+            self.may_go_on()
+            replaced = whole_files(ranges, table.files(session, snapshot_id, ranges))
+            for side in layers(without(replaced, ranges)):  # apart, so that no new file spans the batch again
+                survivors = table.at(session, snapshot_id).where(condition(side))
+                frame = frame.unionByName(survivors, allowMissingColumns=True)
+
+        def execute() -> int:
+            self.may_go_on()
+            _overwrite(frame, table, snapshot_id, replaced, ranges)
+            reach(Failpoint.AFTER_TABLE_COMMIT)
+            return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
+
+        return execute
 
 
 def _overwrite(

@@ -10,12 +10,13 @@ Adds a condition to the frame; Spark looks while it writes, and no row passes th
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.spark.ranges import condition
+from kafka_liveness_dagster.spark.ranges import fit_for_sql, layers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -28,8 +29,37 @@ def inside(frame: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
     """The frame, failing at a row that no replay of the batch would ever replace."""
     where = "concat_ws(':', `topic`, `partition`, `offset`)"
     return frame.where(
-        f"CASE WHEN {condition(ranges)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE}', {where})) AS boolean) END"
+        f"CASE WHEN {within(ranges)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE}', {where})) AS boolean) END"
     )
+
+
+def within(ranges: Sequence[OffsetRange]) -> str:
+    """Whether a row's offset is in one of these ranges, as SQL; null where its partition has none.
+
+    The numbers are looked up in arrays by the partition. Written as they are they would be part of the code that Spark
+    generates: each batch would have code of its own, compiled anew and run cold, for half of a small batch's time.
+
+    >>> from kafka_liveness_dagster.core.offsets import OffsetRange
+    >>> print(within([OffsetRange("t", 1, 7, 12)]))
+    (`topic` = 't' AND `offset` >= get(array(NULL, 7L), `partition`) AND `offset` < get(array(NULL, 12L), `partition`))
+    """
+    return " OR ".join(
+        f"(`topic` = '{topic}' AND `offset` >= get({_array(starts)}, `partition`) "
+        f"AND `offset` < get({_array(ends)}, `partition`))"
+        for layer in layers(fit_for_sql(ranges))
+        for topic, starts, ends in _by_topic(layer)
+    )
+
+
+def _by_topic(layer: Iterable[OffsetRange]) -> Iterator[tuple[str, dict[int, int], dict[int, int]]]:
+    for topic, parts in groupby(sorted(layer), key=lambda part: part.topic):
+        spans = {part.partition: part.span for part in parts}
+        yield topic, {p: span.start for p, span in spans.items()}, {p: span.end for p, span in spans.items()}
+
+
+def _array(by_partition: Mapping[int, int]) -> str:
+    numbers = (by_partition.get(partition) for partition in range(max(by_partition) + 1))
+    return f"array({', '.join('NULL' if number is None else f'{number}L' for number in numbers)})"
 
 
 def stray(message: str) -> str:

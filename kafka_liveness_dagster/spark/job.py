@@ -35,7 +35,8 @@ def now_ms() -> int:
 class SparkJob:
     """Everything the entering thread asks of Spark until it leaves, as one thing to watch and to cancel.
 
-    A cancelled job raises :class:`SparkCancelledError` when left, whatever it was doing: it never looks like success.
+    It may be entered again, by another thread too: what is cancelled stays so. A cancelled job raises
+    :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like success.
 
     Args:
         session: the Spark Connect session the work runs in.
@@ -89,7 +90,7 @@ class SparkJob:
             busy outside Spark, or the server does not answer; no further operation passes ``check``.
         """
         with self._lock:
-            first, entered = not self._cancelled.is_set(), self._thread is not None
+            first, entered = not self._cancelled.is_set(), self._thread is not None and not self._ended.is_set()
             self._cancelled.set()
         if first and entered:
             # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
@@ -100,6 +101,7 @@ class SparkJob:
         with self._lock:
             self.check()
             self._thread = threading.get_ident()
+            self._ended.clear()
         self._session.addTag(self.tag)
         self._session.registerProgressHandler(self._progressed)
         self._last_progress_ms = now_ms()

@@ -30,6 +30,15 @@ def condition(ranges: Iterable[OffsetRange]) -> str:
     Raises:
         InvalidSettingError: there is no range, or a topic is not one of Kafka's.
     """
+    return " OR ".join(
+        f"(`topic` = '{part.topic}' AND `partition` = {part.partition} "
+        f"AND `offset` >= {part.start} AND `offset` < {part.end})"
+        for part in fit_for_sql(ranges)
+    )
+
+
+def fit_for_sql(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The same offsets as the fewest ranges; raises as ``condition`` does."""
     parts = merged(ranges)
     wrong = [part.topic for part in parts if not _TOPIC.fullmatch(part.topic)]
     if wrong or not parts:
@@ -38,11 +47,7 @@ def condition(ranges: Iterable[OffsetRange]) -> str:
             if wrong
             else "no offset ranges to write: skip the batch when it is empty"
         )
-    return " OR ".join(
-        f"(`topic` = '{part.topic}' AND `partition` = {part.partition} "
-        f"AND `offset` >= {part.start} AND `offset` < {part.end})"
-        for part in parts
-    )
+    return parts
 
 
 def merged(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:

@@ -10,7 +10,6 @@ Knows no storage, and imports nothing of Spark before a batch is written.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,30 +89,51 @@ def replace(
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         Exception: whatever the sink raised.
     """
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - a sink is declared where Spark may be absent
+    writing = SinkWrite(sink, ranges, make_frame, may_go_on)
+    return writing.finish(writing.begin())
 
-    from kafka_liveness_dagster.failpoints import Failpoint, reach  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.iceberg import Written  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.inside import inside, stray  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.table import check_key  # noqa: PLC0415
 
-    started = time.monotonic()
-    may_go_on()
-    frame = make_frame()
-    check_key(frame.schema, f"the rows for {name_of(sink)}")
-    may_go_on()
-    try:
-        rows = sink(Replacement(inside(frame, ranges), tuple(ranges), may_go_on))
-    except PySparkException as error:
-        if row := stray(str(error)):
-            raise RowsOutsideBatchError(
-                f"the transform gave a row of {row}, which is not in the batch {names(ranges)} for {name_of(sink)}: "
-                "keep topic, partition and offset as they are in the batch"
-            ) from None
-        raise
-    reach(Failpoint.AFTER_TABLE_COMMIT)
-    return Written(rows, None, time.monotonic() - started, attempts=1, rewritten=False)
+@dataclass(frozen=True)
+class SinkWrite:
+    """One ``replace`` in halves, like ``iceberg.TableWrite``."""
+
+    sink: Sink
+    ranges: Sequence[OffsetRange]
+    make_frame: Callable[[], DataFrame]
+    may_go_on: Callable[[], None]
+
+    def begin(self) -> Callable[[], int | None]:
+        """Make the frame; gives what calls the sink."""
+        from kafka_liveness_dagster.spark.inside import inside  # noqa: PLC0415 - see finish
+        from kafka_liveness_dagster.spark.table import check_key  # noqa: PLC0415
+
+        self.may_go_on()
+        frame = self.make_frame()
+        check_key(frame.schema, f"the rows for {name_of(self.sink)}")
+        self.may_go_on()
+        replacement = Replacement(inside(frame, self.ranges), tuple(self.ranges), self.may_go_on)
+        return lambda: self.sink(replacement)
+
+    def finish(self, execute: Callable[[], int | None]) -> Written:
+        """Have it executed; a sink is not called again by itself."""
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - a sink is declared where Spark may be absent
+
+        from kafka_liveness_dagster.failpoints import Failpoint, reach  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.iceberg import Written  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.inside import stray  # noqa: PLC0415
+
+        try:
+            rows = execute()
+        except PySparkException as error:
+            if row := stray(str(error)):
+                raise RowsOutsideBatchError(
+                    f"the transform gave a row of {row}, which is not in the batch {names(self.ranges)} for "
+                    f"{name_of(self.sink)}: keep topic, partition and offset as they are in the batch"
+                ) from None
+            raise
+        reach(Failpoint.AFTER_TABLE_COMMIT)
+        return Written(rows, attempts=1, rewritten=False)
 
 
 def name_of(sink: Any) -> str:

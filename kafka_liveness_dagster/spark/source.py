@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -30,9 +31,14 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "kafka.isolation.level": "read_committed",  # Spark's own default would read aborted transactions
+    # A task reads thousands of records of one partition: Kafka's 500 a poll and 1 MB a fetch are a round trip too many
+    "kafka.max.poll.records": "5000",
+    "kafka.fetch.max.bytes": str(100 * 2**20),
+    "kafka.max.partition.fetch.bytes": str(8 * 2**20),
 }
 OFFSETS_PER_TASK = 10_000
 """Below this a task costs about what it saves, and each task writes a file of its own."""
+_CORES_SECONDS = 30.0
 _SPLITS = re.compile(r"splits=(\d+)")
 
 _GROUP = "kafka-liveness-spark-source"
@@ -83,7 +89,13 @@ def parallelism(session: SparkSession) -> int:
 
 def _tasks(session: SparkSession, total: int) -> int:
     worth = total // OFFSETS_PER_TASK
-    return min(worth, parallelism(session)) if worth > 1 else 1
+    return min(worth, _cores(session, int(time.monotonic() / _CORES_SECONDS))) if worth > 1 else 1
+
+
+@functools.lru_cache(maxsize=16)
+def _cores(session: SparkSession, _now: int) -> int:
+    """A cluster may grow and shrink, but not with each batch."""
+    return parallelism(session)
 
 
 def _share(tasks: int, layer: Iterable[OffsetRange], total: int) -> int:

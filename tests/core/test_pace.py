@@ -134,3 +134,21 @@ def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
                 heads[r.partition] = r.end
                 done += r.size
     pytest.fail(f"never found; {done} offsets were done")
+
+
+def test_an_offset_is_blamed_only_when_nothing_else_was_in_flight():
+    """Two batches share Spark: which of them was too slow is found out by one alone."""
+    pace = Pace(ceiling=1)
+    assert pace.too_slow(batch((77, 78)), alone=False) is None
+    assert (pace.bound, pace.wary) == (1, True)
+    assert pace.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
+
+
+def test_after_a_batch_in_time_nothing_has_to_be_found_out():
+    """Wary is who comes after a batch that was too slow."""
+    pace = Pace(ceiling=50)
+    assert not pace.wary
+    pace.too_slow(batch((70, 120)))
+    assert pace.wary
+    pace.in_time(batch((70, 95)), 1.0)
+    assert not pace.wary

@@ -24,12 +24,16 @@ def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
     import kafka_liveness_dagster as kl  # noqa: PLC0415
 
     Responses._release_until = lambda *_: None  # the server keeps them all: the test attaches to what is left
+    seen = set()
 
     def progressed(stages, inflight_tasks, operation_id, done):
+        if sum(stage.num_tasks for stage in stages or ()) and not done:
+            seen.add(operation_id)
         completed, total = (sum(getattr(s, f"num{n}_tasks") for s in stages or ()) for n in ("_completed", ""))
         committing = total > 0 and completed == total and not inflight_tasks  # the driver is alone with the catalog
-        if not done and (inflight_tasks if told["killed_while"] == "Spark reads" else committing):
-            says.send(operation_id)
+        now = inflight_tasks if told["killed_while"] == "Spark reads" else committing
+        if not done and now and len(seen) == told["asset"]["batches_in_flight"]:
+            says.send(seen)
             os.kill(os.getpid(), signal.SIGKILL)
 
     @kl.kafka_asset(max_poll_records=told["max_poll_records"], **told["asset"])

@@ -218,7 +218,7 @@ class Story:
     def is_busy(self, run_id):
         """Wait until Spark is in the middle of the second batch."""
         assert wait_for(lambda: self.busy_at(run_id)) < LAST - 1
-        assert self.first_log() == (FIRST, LiveMark(Mark.RUNNING, run_mark(run_id)))
+        wait_for(lambda: self.first_log() == (FIRST, LiveMark(Mark.RUNNING, run_mark(run_id))))  # the first has landed
         assert len(self.members()) == 1
 
     def has_stopped(self, run_id):

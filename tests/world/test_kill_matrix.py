@@ -45,7 +45,7 @@ def instance(tmp_path_factory):
 class Location:
     """The code location of one group, in this process; a worker has the same with another transform."""
 
-    def __init__(self, instance, services, topics, table, *, parallel):
+    def __init__(self, instance, services, topics, table, *, parallel, in_flight):
         self.instance, self.services, self.topics, self.table = instance, services, topics, table
         name = f"orders_{uuid4().hex[:8]}"
         self.group, self.parallel = f"etl-{name}", parallel
@@ -58,6 +58,7 @@ class Location:
             "enable_parallel_rebalance": parallel,
             "max_batch_seconds": 60,
             "idle_seconds": 0.3,
+            "batches_in_flight": in_flight,
         }
         self.kafka = kl.KafkaLivenessResource(
             bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=1.5, default_max_batch_seconds=60
@@ -139,9 +140,10 @@ class Location:
 def location(services, instance, make_topic, produce, table, spark):  # noqa: PLR0917
     """Make a group that is about to lose a run of ``lane``."""
 
-    def make(lane, *, parallel=True):
+    def make(lane, *, parallel=True, in_flight=2):
         topics = [make_topic(), make_topic()]
-        found = Location(instance, services, topics, table, parallel=parallel or lane == "catch-up")
+        parallel = parallel or lane == "catch-up"
+        found = Location(instance, services, topics, table, parallel=parallel, in_flight=in_flight)
 
         def more(*counts):
             for topic, count in zip(topics, counts, strict=True):
@@ -270,31 +272,33 @@ def test_a_run_may_die_between_any_two_steps(location, rows, lane, parallel, ste
 
 
 FIRST, BETWEEN, LAST = "lands first", "lands in between", "lands last"
-IN_FLIGHT = [
-    ("live", True, READING, LAST),
-    ("live", True, READING, BETWEEN),
-    ("live", True, COMMITTING, FIRST),
-    ("live", False, READING, FIRST),
-    ("live", False, COMMITTING, BETWEEN),
-    ("catch-up", True, READING, LAST),
-    ("catch-up", True, READING, BETWEEN),
-    ("catch-up", True, COMMITTING, FIRST),
-    ("catch-up", True, COMMITTING, BETWEEN),
+IN_FLIGHT = [  # the last: of how many batches
+    ("live", True, READING, LAST, 2),
+    ("live", True, READING, BETWEEN, 1),
+    ("live", True, COMMITTING, FIRST, 1),
+    ("live", False, READING, FIRST, 2),
+    ("live", False, COMMITTING, BETWEEN, 1),
+    ("catch-up", True, READING, LAST, 1),
+    ("catch-up", True, READING, BETWEEN, 2),
+    ("catch-up", True, COMMITTING, FIRST, 1),
+    ("catch-up", True, COMMITTING, BETWEEN, 1),
 ]
 
 
-@pytest.mark.parametrize(("lane", "parallel", "moment", "lands"), IN_FLIGHT)
-def test_what_spark_has_in_flight_may_land_at_any_time(location, catalog, rows, lane, parallel, moment, lands):  # noqa: PLR0917
-    """The dead run's write lands before its successor's, between its successor's look and commit, or after it."""
-    found, session = location(lane, parallel=parallel), uuid4()
+@pytest.mark.parametrize(("lane", "parallel", "moment", "lands", "batches"), IN_FLIGHT)
+def test_what_spark_has_in_flight_may_land_at_any_time(location, catalog, rows, lane, parallel, moment, lands, batches):  # noqa: PLR0917
+    """The dead run's writes land before its successor's, between its successor's look and commit, or after it."""
+    found, session = location(lane, parallel=parallel, in_flight=batches), uuid4()
     if moment == COMMITTING:
         catalog.hold()
-    operation = kill(found, found.worker(lane, session, killed_while=moment))
+    operations = kill(found, found.worker(lane, session, killed_while=moment))
+    assert len(operations) == batches
     held = rows(found.table)
 
     def land():
         catalog.release()
-        await_end(f"{found.services.spark_remote};user_id=worker;session_id={session}", operation)
+        for operation in operations:
+            await_end(f"{found.services.spark_remote};user_id=worker;session_id={session}", operation)
         assert lands == LAST or len(rows(found.table)) > len(held), "the dead run's write landed"
 
     if lands == FIRST:

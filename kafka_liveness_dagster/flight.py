@@ -1,0 +1,144 @@
+"""Which batches are on their way into the table at this moment? At most two, and they land in the order of their plan.
+
+While Spark reads and writes one batch, the next one is planned, transformed and begun: small batches cost mostly what
+surrounds the work. A transform is always called in the run's thread. Never commits an offset.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import math
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.spark.iceberg import Written
+    from kafka_liveness_dagster.spark.job import SparkJob
+
+_LOOK_SECONDS = 0.1
+_log = logging.getLogger(__name__)
+
+
+class Write(Protocol):
+    """One batch's write in halves: ``iceberg.TableWrite`` and ``sink.SinkWrite``."""
+
+    def begin(self) -> Callable[[], int | None]: ...  # noqa: D102 - the two classes document it
+    def finish(self, execute: Callable[[], Any]) -> Written: ...  # noqa: D102
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """A batch that is being written.
+
+    Attributes:
+        job: its Spark work, to be cancelled from any thread.
+        began_at: by ``time.monotonic``, when it was planned.
+    """
+
+    batch: Batch
+    job: SparkJob
+    write: Write
+    began_at: float = field(default_factory=time.monotonic)
+    _rows: concurrent.futures.Future[int | None] = field(default_factory=concurrent.futures.Future)
+
+    def begin(self) -> None:
+        """Prepare it in this thread, then let Spark work in another. What fails is told where it lands."""
+        try:
+            with self.job:
+                execute = self.write.begin()
+        except Exception as error:  # noqa: BLE001 - raised by finish, when all before it has landed
+            self._rows.set_exception(error)
+            return
+        threading.Thread(target=self._work, args=(execute,), name=self.job.tag, daemon=True).start()
+
+    def run(self) -> Written:
+        """All of it in this thread."""
+        with self.job:
+            return self.write.finish(self.write.begin())
+
+    def finish(self) -> Written:
+        """Wait for Spark; begin again in this thread when another writer was quicker.
+
+        Raises:
+            Exception: whatever the transform, Spark or the sink raised.
+        """
+        self._rows.exception()  # waits; the job is the other thread's until then
+        with self.job:
+            return self.write.finish(self._rows.result)
+
+    def ended_well(self, may_wait: Callable[[], None]) -> bool:
+        """Whether Spark did its work; waits for it until ``may_wait`` raises."""
+        while True:
+            may_wait()
+            with suppress(concurrent.futures.TimeoutError):  # not the builtin one before Python 3.11
+                return self._rows.exception(_LOOK_SECONDS) is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is known already that it will not land."""
+        return self._rows.done() and self._rows.exception() is not None
+
+    def _work(self, execute: Callable[[], int | None]) -> None:
+        try:
+            with self.job:
+                rows = execute()
+        except BaseException as error:  # noqa: BLE001 - raised where it lands
+            self._rows.set_exception(error)
+        else:
+            self._rows.set_result(rows)
+
+
+class Flight(deque[InFlight]):
+    """The batches in flight, the oldest first. As a context manager: none is left behind."""
+
+    _landed_at = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def landed(self) -> float:
+        """The oldest is committed; gives the seconds it took since its plan, or since the one before it landed.
+
+        So the seconds of all are the time in which there was something to do, and none of it is counted twice.
+        """
+        began_at, self._landed_at = max(self.popleft().began_at, self._landed_at), time.monotonic()
+        return self._landed_at - began_at
+
+    def cancel(self) -> None:
+        """Caller: the watchdog's thread. Affects: the Spark jobs of all batches; does not wait for them."""
+        for one in tuple(self):
+            one.job.cancel(timeout_seconds=0.0)
+
+    def land_what_can(self, may_wait: Callable[[], None], land: Callable[[], None]) -> None:
+        """Land, oldest first, until one failed or ``may_wait`` raises: no other member shall do it again.
+
+        Caller: the lane's poll, in the run's thread, when partitions are about to go. Affects: the table and the first
+        commit log; raises nothing. What failed stays in flight, and is told where the run lands it.
+        """
+        try:
+            while self and self[0].ended_well(may_wait):
+                land()
+        except Exception as error:  # noqa: BLE001 - raised again where the run lands it
+            _log.debug("not committed before its partitions went: %s", error)
+
+    def drop(self, epoch: int | None = None) -> None:
+        """Give up those planned by a membership, or all: cancel them, and wait a moment for their end."""
+        dropped = [one for one in self if epoch is None or one.batch.epoch <= epoch]
+        for one in dropped:
+            one.job.cancel(timeout_seconds=0.0)
+        for one in dropped:
+            one.job.cancel()
+            self.remove(one)

@@ -1,0 +1,83 @@
+"""What may the live lane commit, and has it still the right to? Only what is its member's, in the order it was planned.
+
+Never plans. A refusal says what it means and fences when the group goes on without this member.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.view import TwoLanes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.kafka.live import LiveLane
+    from kafka_liveness_dagster.kafka.member import Member
+
+
+class Commits(TwoLanes):
+    """The commits of a consumer, its view of both logs included."""
+
+    _epoch: int
+    _ended_by: FenceReason
+    _last_committed: TopicPartition | None
+
+    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> None:
+        """Commit a processed batch: position, mark and owed ranges in one request.
+
+        Partitions that were handed over meanwhile are left to their new owner, who processes them again. Plain
+        offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the offset lags
+        created by a crash", it goes to the second commit log, the others to the first.
+
+        Raises:
+            FencedError: this process may not commit any more.
+            CommitRefusedError: the broker refused, or the batch is out of order. Nothing was lost.
+        """
+        self._watchdog.check()
+        if isinstance(done, Batch):
+            self._check_epoch(done)
+            self._commit_live(done.spans, done.arrivals)
+            self._last_committed = done.last
+        else:
+            self._commit_offsets(done)
+
+    def confirm(self, batch: Batch) -> None:
+        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
+
+        Raises:
+            FencedError: others have it by now, or this process may not commit any more.
+        """
+        self._watchdog.check()
+        self._check_epoch(batch)
+        try:
+            self._with_group(lambda lane: lane.confirm(batch, self._watchdog.polled))
+        except FencedError:  # what was planned after it comes again too
+            self._epoch, self._ended_by = self._epoch + 1, FenceReason.PARTITIONS_LOST
+            raise
+
+    def _check_epoch(self, batch: Batch) -> None:
+        if self._lane is None or batch.epoch != self._epoch:
+            raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
+
+    def _commit_live(self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]) -> None:
+        # the work is done: waiting for the group is no stall
+        self._with_group(lambda lane: lane.commit(spans, arrivals, self._watchdog.polled))
+
+    def _with_group(self, commit: Callable[[LiveLane], None]) -> None:
+        assert self._lane is not None  # noqa: S101 - it has a position
+        member = self._lane.member
+        try:
+            commit(self._lane)
+        finally:
+            self._fence_if_ended(member)
+            self._watchdog.check()  # says more than the broker's refusal
+
+    def _fence_if_ended(self, member: Member) -> bool:
+        if member.ended is not None:
+            self._watchdog.fence(member.ended)
+        return member.ended is not None

@@ -1,0 +1,81 @@
+"""What does a rebalance change? What a member owns; told by librdkafka's callbacks, in the middle of a poll.
+
+Decides nothing: where a partition goes on is the consumer's to settle before it counts as owned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.offsets import TopicPartition
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Sequence
+
+    from confluent_kafka import Consumer
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+    from kafka_liveness_dagster.core.resume import Owned
+
+
+class Rebalanced:
+    """What a member owns.
+
+    Attributes:
+        arrived: partitions assigned but not settled, each with the number of its arrival: the consumer decides where
+            each goes on, then ``adopt``s it.
+        owned: settled partitions.
+        joined: the coordinator has given this member its part, which may be no partition at all.
+        ended: why the group goes on without this member, None while it is one of it as far as it knows.
+    """
+
+    def __init__(self, *, incremental: bool, log: logging.Logger) -> None:
+        self.arrived: dict[TopicPartition, int] = {}
+        self.owned: dict[TopicPartition, Owned] = {}
+        self.joined = False
+        self.ended: FenceReason | None = None
+        self._arrivals = itertools.count(1)
+        self._incremental, self._log = incremental, log
+        self._before_revoke: Callable[[], None] | None = None
+        self._revoking = False
+
+    def _release(self, partitions: Sequence[TopicPartition]) -> None:
+        raise NotImplementedError
+
+    def _on_assign(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        """Caller: client.poll, under the lock. Affects: ``arrived``; nothing is planned before ``adopt``."""
+        (client.incremental_assign if self._incremental else client.assign)(partitions)
+        if partitions:
+            client.pause(partitions)
+        self.joined = True
+        self.arrived.update({TopicPartition(tp.topic, tp.partition): next(self._arrivals) for tp in partitions})
+
+    def _on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        """Caller: client.poll or close, under the lock. Affects: ``owned``, and marks the first log."""
+        gone = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        try:
+            if self._before_revoke is not None:
+                self._revoking = True
+                self._before_revoke()
+            self._release(gone)
+        finally:
+            self._revoking = False
+            self._forget(client, partitions)
+
+    def _on_lost(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        """Caller: client.poll, under the lock. Affects: ``owned``; lost is not revoked, nothing may be committed."""
+        self._log.warning("partitions lost: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
+        self.ended = FenceReason.PARTITIONS_LOST
+        self._forget(client, partitions)
+
+    def _forget(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
+        for tp in partitions:
+            self.owned.pop(TopicPartition(tp.topic, tp.partition), None)
+            self.arrived.pop(TopicPartition(tp.topic, tp.partition), None)
+        if self._incremental:
+            client.incremental_unassign(partitions)
+        else:
+            client.unassign()

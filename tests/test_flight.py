@@ -1,0 +1,181 @@
+"""Batches in flight: they land in the order of their plan, and what fails is told where it would have landed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import nullcontext, suppress
+
+import pytest
+
+from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.flight import Flight, InFlight
+
+PATIENCE = 20.0  # seconds
+
+
+class Job(nullcontext):
+    """Spark work that can be cancelled."""
+
+    tag = "job"
+    cancelled = False
+
+    def cancel(self, timeout_seconds=2.0):
+        self.cancelled = True
+        return True
+
+
+class Write:
+    """A write that waits for its gate in the thread it is executed in."""
+
+    def __init__(self, fails_at=""):
+        self.gate, self.fails_at, self.threads = threading.Event(), fails_at, {}
+
+    def _at(self, step):
+        self.threads[step] = threading.current_thread()
+        if step == self.fails_at:
+            raise ValueError(step)
+
+    def begin(self):
+        self._at("begin")
+
+        def execute():
+            assert self.gate.wait(PATIENCE)
+            self._at("execute")
+            return 7
+
+        return execute
+
+    def finish(self, execute):
+        return execute()
+
+
+class StopWaitingError(Exception):
+    """The fence is up."""
+
+
+def may_wait():
+    """As long as it takes."""
+
+
+def flight(*writes, epochs=None):
+    """Batches of these writes, begun."""
+    found = Flight()
+    for number, write in enumerate(writes):
+        ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)
+        found.append(InFlight(Batch(ranges, 60.0, epoch=(epochs or [1] * 9)[number]), Job(), write))
+        found[-1].begin()
+    return found
+
+
+def test_spark_works_in_a_thread_of_its_own_and_the_transform_does_not():
+    """The run's thread begins and finishes; what takes long does not hold it up."""
+    write = Write()
+    with flight(write) as found:
+        assert not found[0].failed
+        write.gate.set()
+        assert found[0].finish() == 7
+    here = threading.current_thread()
+    assert write.threads["begin"] is here
+    assert write.threads["execute"] is not here
+
+
+@pytest.mark.parametrize("step", ["begin", "execute"])
+def test_a_failure_is_told_where_the_batch_would_have_landed(step):
+    """Not where it happens: the batch before it lands first."""
+    first, second = Write(), Write(fails_at=step)
+    with flight(first, second) as found:
+        for one in (first, second):
+            one.gate.set()
+        assert found[0].finish() == 7
+        with pytest.raises(ValueError, match=step):
+            found[1].finish()
+        assert found[1].failed
+
+
+def test_before_partitions_go_everything_lands_that_can():
+    """Oldest first, until one fails: that one stays, and is told later."""
+    writes = [Write(), Write(), Write(fails_at="execute"), Write()]
+    with flight(*writes) as found:
+        for one in writes:
+            one.gate.set()
+        landed = []
+        found.land_what_can(may_wait, lambda: landed.append(found.popleft().batch.ranges[0].start))
+        assert landed == [0, 10]
+        assert len(found) == 2
+
+
+def test_a_fence_ends_the_wait_of_a_rebalance():
+    """The partitions go at once when the process timeout has passed; nothing is raised into the client."""
+    looks = []
+
+    def fenced_after_two_looks():
+        looks.append(1)
+        if len(looks) > 2:
+            raise StopWaitingError
+
+    write = Write()
+    with flight(write) as found:
+        found.land_what_can(fenced_after_two_looks, pytest.fail)
+        assert len(found) == 1
+        write.gate.set()
+
+
+def test_a_commit_that_is_refused_stays_in_flight():
+    """It is refused again where the run lands it: nothing raises into the client's callback."""
+
+    def refused():
+        raise StopWaitingError
+
+    write = Write()
+    write.gate.set()
+    with flight(write) as found:
+        found.land_what_can(may_wait, refused)
+        assert len(found) == 1
+
+
+def test_what_a_former_membership_planned_is_given_up():
+    """Its Spark work is cancelled; what was planned since is not touched."""
+    old, new = Write(), Write()
+    with flight(old, new, epochs=[1, 2]) as found:
+        jobs = [one.job for one in found]
+        found.drop(1)
+        assert [job.cancelled for job in jobs] == [True, False]
+        assert [one.batch.epoch for one in found] == [2]
+        for one in (old, new):
+            one.gate.set()
+
+
+def test_no_second_is_counted_twice():
+    """What two batches took that were in flight together is the time from the first plan to the last commit."""
+    first, second = Write(), Write()
+    with flight(first, second) as found:
+        planned = found[0].began_at
+        first.gate.set()
+        seconds = found.landed()
+        second.gate.set()
+        seconds += found.landed()
+        assert seconds == pytest.approx(time.monotonic() - planned, abs=1.0)
+        assert seconds <= time.monotonic() - planned
+        assert not found
+
+
+def test_nothing_is_left_behind():
+    """However the run ends, what is in flight is cancelled."""
+    write = Write()
+    with suppress(StopWaitingError), flight(write) as found:
+        job = found[0].job
+        raise StopWaitingError
+    assert job.cancelled
+    write.gate.set()
+
+
+def test_the_watchdog_cancels_all_of_them():
+    """The fence stops whatever Spark does for this process."""
+    writes = [Write(), Write()]
+    with flight(*writes) as found:
+        found.cancel()
+        assert all(one.job.cancelled for one in found)
+        for one in writes:
+            one.gate.set()

@@ -1,0 +1,165 @@
+"""Two batches on their way at a time: read and written side by side, committed in order, handed over in good order."""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.offsets import TopicPartition
+
+SIZE = 20
+PATIENCE = 60.0  # seconds
+
+
+class TransformError(Exception):
+    """What is wrong with the second batch."""
+
+
+class World:
+    """One topic, one group, and runs of its live lane in this process."""
+
+    def __init__(self, services, topic, table, **settings):
+        self.topic, self.table, self.group, self.calls = topic, table, f"etl-{topic}", []
+        self.gate = f"gate-{uuid4().hex}"
+        self.kafka = kl.KafkaLivenessResource(
+            bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=6, heartbeat_interval_seconds=0.2
+        )
+        self.spark = kl.SparkConnectResource(remote=services.spark_remote)
+        self.settings = {
+            "name": "orders",
+            "topics": [topic],
+            "group_id": self.group,
+            "table": table,
+            "max_poll_records": SIZE,
+            "max_batch_seconds": 60,
+            "idle_seconds": 0.5,
+            **settings,
+        }
+
+    def run(self, transform):
+        """A live run; the run and what it said."""
+        asset = kl.kafka_asset(**self.settings)(transform)
+        resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self.spark})
+        job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_job")
+        with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
+            run = job.execute_in_process(instance=instance, raise_on_error=False)
+            return run, [entry.user_message for entry in instance.all_logs(run.run_id)]
+
+    def committed(self):
+        """The group's committed offset."""
+        tp = TopicPartition(self.topic, 0)
+        return self.kafka.cluster().facts(self.group, [tp])[tp].committed
+
+    def rows_of(self, batch):
+        """The batch as it is, but its first offsets, if there are any, wait for the gate."""
+        nap = "java_method('java.lang.Thread', 'sleep', 100L)"
+        closed = f"coalesce(java_method('java.lang.System', 'getProperty', '{self.gate}'), '') <> 'open'"
+        held = f"if(offset < {SIZE} AND {closed}, {' || '.join([nap] * 5)}, '')"
+        return batch.selectExpr("topic", "partition", "offset", f"concat({held}, '') AS nap")
+
+    def open_gate(self, spark):
+        """Let the first batch go on."""
+        spark.sql(f"SELECT java_method('java.lang.System', 'setProperty', '{self.gate}', 'open')").collect()
+
+
+@pytest.fixture
+def world(services, make_topic, produce, table, warm_spark):
+    """Make a world with so many batches of data."""
+
+    def make(batches, *, partitions=1, **settings):
+        topic = make_topic(partitions)
+        for partition in range(partitions):
+            produce(services.bootstrap_servers, topic, partition, map(str, range(batches * SIZE)))
+        return World(services, topic, table, **settings)
+
+    return make
+
+
+def wait_for(find):
+    """Look until something is found; the thing."""
+    give_up_at = time.monotonic() + PATIENCE
+    while not (found := find()):
+        assert time.monotonic() < give_up_at, "it never came to that"
+        time.sleep(0.02)
+    return found
+
+
+def offsets(found):
+    """The offsets of rows, as often as they are there."""
+    return [row["offset"] for row in found]
+
+
+def test_a_batch_may_overtake_in_the_table_but_not_in_the_commit_log(world, rows, spark):
+    """The second batch is in the table while the first is still read, and nothing is committed before the first is."""
+    found = world(3)
+    with ThreadPoolExecutor(1) as pool:
+
+        def watch():
+            try:
+                wait_for(lambda: spark.catalog.tableExists(found.table) and len(rows(found.table)) == SIZE)
+                return offsets(rows(found.table)), found.committed()
+            finally:
+                found.open_gate(spark)
+
+        seen = pool.submit(watch)
+        run, said = found.run(found.rows_of)
+        assert seen.result() == (list(range(SIZE, 2 * SIZE)), 0)
+    assert run.success
+    assert offsets(rows(found.table)) == list(range(3 * SIZE))
+    told = [re.search(r":0:(\d+)-", line)[1] for line in said if line.startswith("committed ")]
+    assert told == ["0", "20", "40"]
+
+
+def test_one_setting_turns_it_off(world, rows):
+    """With one batch in flight a transform is not called before the batch before is in the commit log."""
+    found, seen = world(3, batches_in_flight=1), []
+
+    def transform(batch):
+        seen.append(found.committed())
+        return found.rows_of(batch).drop("nap")
+
+    assert found.run(transform)[0].success
+    assert seen == [0, SIZE, 2 * SIZE]
+    assert offsets(rows(found.table)) == list(range(3 * SIZE))
+
+
+def test_a_batch_that_fails_does_not_take_the_one_before_with_it(world, rows):
+    """The second batch's transform raises while the first is written: the first is committed, then the run fails."""
+    found, calls = world(3), []
+
+    def transform(batch):
+        calls.append(batch)
+        if len(calls) > 1:
+            raise TransformError
+        return found.rows_of(batch).drop("nap")
+
+    run, _ = found.run(transform)
+    assert not run.success
+    assert run.failure_data_for_node("orders").error.cause.cls_name == TransformError.__name__
+    assert found.committed() == SIZE
+    assert offsets(rows(found.table)) == list(range(SIZE))
+
+
+def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows):
+    """Poll mode: who gets a partition next begins where the run ended, and does nothing of it again."""
+    found = world(12, partitions=2)
+
+    def second_member():
+        wait_for(found.committed)
+        with found.kafka.consumer(topics=[found.topic], group_id=found.group, max_batch_seconds=60) as other:
+            [first] = wait_for(lambda: other.poll(1.0)).ranges
+            return first.start, len([row for row in rows(found.table) if row["partition"] == first.partition])
+
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(second_member)
+        run, said = found.run(lambda batch: found.rows_of(batch).drop("nap"))
+        began_at, written = seen.result()
+    assert run.success
+    assert [line for line in said if "handed over" in line] == []
+    assert 0 < began_at == written < 12 * SIZE, "all that was written was committed before the partition went"
