@@ -60,7 +60,7 @@ def take_turns(
     Args:
         console: where the progress is shown.
         repetitions: those that count.
-        ways: each gives its seconds.
+        ways: each gives its seconds; every other repetition goes backwards, so that none always follows the same.
         warm_up: the names of those that go once before, not counted; all unless given.
     """
     first = list(ways if warm_up is None else warm_up)
@@ -69,7 +69,7 @@ def take_turns(
     with Progress(*columns, console=console, transient=True) as progress:
         steps = progress.add_task("", total=len(first) + repetitions * len(ways))
         for number in range(repetitions + 1):
-            for name in ways if number else first:
+            for name in first if number == 0 else list(ways)[:: 1 if number % 2 else -1]:
                 progress.update(steps, description=f"{f'repetition {number}' if number else 'warm-up'}: {name}")
                 seconds = ways[name]()
                 if number:
