@@ -1,0 +1,131 @@
+"""How fast is crash lag drained, beside Spark's own reading and writing of the same offsets?
+
+A group owes four million orders in all, on 1, 2 or 4 partitions. One run of the catch-up lane for all of them, as a
+backfill of a single run starts it, against one plain Spark pass over the same ranges, split into as many tasks, with
+the same options of Spark's Kafka source and the same table properties, in turns on one warm server. Every table is
+looked at afterwards: each offset once. The second commit log must say that all is done.
+
+    python -m benchmarks.drain_crash_lag --write benchmarks/RESULTS.md
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+from rich.console import Console
+
+import kafka_liveness_dagster as kl
+from benchmarks.lake import Lake, fill, lake, log_ends, new_topic, to_rows
+from benchmarks.left_behind import owes
+from benchmarks.report import Table, keep, show
+from benchmarks.turns import Seconds, take_turns
+from benchmarks.ways import Runs, in_words, one_pass, variants
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.partitions import key_of
+from kafka_liveness_dagster.spark.source import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kafka_liveness_dagster.spark.table import IcebergTable
+
+TITLE = "Draining crash lag"
+GOAL = 0.9
+
+
+@click.command()
+@click.option("--records", default=4_000_000, show_default=True, help="Owed in all.")
+@click.option("--partitions", "counts", default=(1, 2, 4), show_default=True, multiple=True, help="May be repeated.")
+@click.option("--batch", "batches", default=(500_000,), show_default=True, multiple=True, help="May be repeated.")
+@click.option("--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+def main(records: int, counts: Sequence[int], batches: Sequence[int], repetitions: int, write: Path | None) -> None:
+    """Measure one catch-up run over what 1, 2 and 4 partitions owe, against one plain Spark pass.
+
+    About 5 minutes. Try it with `--records 400000 --repetitions 1`.
+    """
+    console = Console()
+    with lake() as services:
+        runs, ways = Runs(services), {}
+        for partitions in counts:
+            topic = new_topic(services.servers, partitions)
+            with console.status(f"producing {records:,} records to {partitions} partitions"):
+                fill(services.servers, topic, partitions, records)
+            ends = log_ends(services.servers, topic, partitions)
+            owed = [OffsetRange(topic, partition, 0, end) for partition, end in ends.items()]
+            ways[passed(partitions)] = partial(_timed, services, partial(_pass, services, owed), records)
+            for batch in batches:
+                for variant in variants():
+                    drain = partial(_drain, runs, owed, batch, variant)
+                    ways[drained(partitions, batch, variant)] = partial(_timed, services, drain, records)
+        found = take_turns(console, repetitions, ways, warm_up=list(ways)[: 1 + len(batches) * len(variants())])
+    table = _told(found, records, counts, batches)
+    show(console, table)
+    if write is not None:
+        keep(write, TITLE, "python -m benchmarks.drain_crash_lag", [table])
+        console.print(f"kept in {write}")
+
+
+def passed(partitions: int) -> str:
+    """The name of the bound's row."""
+    return f"{partitions} owed: plain Spark, one pass"
+
+
+def drained(partitions: int, batch: int, variant: Mapping[str, Any]) -> str:
+    """The name of the catch-up lane's row."""
+    return f"{partitions} owed: catch-up run, {batch:,} a batch{in_words(variant)}"
+
+
+def _timed(services: Lake, way: Callable[[IcebergTable], float], records: int) -> float:
+    table = services.new_table()
+    seconds = way(table)
+    services.drop_exact(table, records)
+    return seconds
+
+
+def _pass(services: Lake, owed: Sequence[OffsetRange], table: IcebergTable) -> float:
+    """The same reader as ours, so that one long range is read by as many tasks."""
+    return one_pass(read(services.session, owed, services.kafka.settings().spark()), table)
+
+
+def _drain(
+    runs: Runs, owed: Sequence[OffsetRange], batch: int, settings: Mapping[str, Any], table: IcebergTable
+) -> float:
+    services = runs.lake
+    name, topic = f"drain_{uuid4().hex[:8]}", owed[0].topic
+    owes(services.servers, name, topic, {part.partition: part.end for part in owed})
+    asset = kl.kafka_asset(
+        topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
+        enable_parallel_rebalance=True, **settings,
+    )(to_rows)  # fmt: skip
+    seconds = runs.catch_up(asset, [key_of(part) for part in owed]).seconds
+    cluster = services.kafka.cluster()
+    facts = cluster.facts(name, cluster.partitions([topic]))
+    if left := [str(tp) for tp, seen in facts.items() if seen.outstanding]:
+        raise RuntimeError(f"{', '.join(left)} still owes after its run: what was measured is wrong")
+    return seconds
+
+
+def _told(found: Seconds, records: int, counts: Sequence[int], batches: Sequence[int]) -> Table:
+    columns = ("partitions owed, and the way", "seconds: median (spread)", "records/s", "of one pass")
+    table = Table(f"{records:,} owed offsets into Iceberg", columns)
+    for partitions in counts:
+        bound = passed(partitions)
+        for name in (one for one in found if one.startswith(f"{partitions} owed:")):
+            cells = (found.spread(name), f"{records / found.median(name):,.0f}", found.ratios(bound, name))
+            table.add(name, *cells)
+    names = [(n, drained(n, batch, variant)) for n in counts for batch in batches for variant in variants()]
+    best = {n: max(found.ratio(passed(n), name) for m, name in names if m == n) for n in counts}
+    reached = ", ".join(f"{ratio:.2f} with {n}" for n, ratio in best.items())
+    table.note("ratios of speeds within each repetition; every table was exact and nothing was owed any more")
+    table.note("one run for all partitions of a row; its clock goes from making its consumer to its last commit")
+    table.note(f"goal: {GOAL} of one pass; reached: {reached}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Where do orders come from and go to in a benchmark, and are they all there once? Services and tables of its own.
+
+Filling, creating tables and looking at them is never on a clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import dagster as dg
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.embedded import services
+from kafka_liveness_dagster.embedded.jars import jars_folder
+from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.source import DEFAULTS, group_id
+from kafka_liveness_dagster.spark.table import IcebergTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+_SECONDS = 60
+_ROWS = ("topic", "partition", "offset", "CAST(value AS string) AS order_json")
+_DIFFERENT = 10_000  # values, produced again and again: making four million would take longer than sending them
+
+
+@dataclass(frozen=True)
+class Lake:
+    """One broker, one Spark server and the tables of one benchmark.
+
+    Attributes:
+        servers: the broker's address.
+        session: what plain Spark and the looks at tables use; runs of the package get one like it.
+        home: a folder that is gone afterwards.
+        instance: Dagster's records, in files, for runs of the package.
+    """
+
+    servers: str
+    session: SparkSession
+    home: Path
+    instance: dg.DagsterInstance
+
+    @property
+    def kafka(self) -> kl.KafkaLivenessResource:
+        """The package's resource for this broker."""
+        quiet = {"log_level": "0"}  # else its clients tell at the end that the broker is gone
+        return kl.KafkaLivenessResource(bootstrap_servers=self.servers, extra=quiet)
+
+    def options(self, reader: str = "") -> dict[str, str]:
+        """What the package gives Spark's Kafka source, for a peer to have the same; ``reader`` keeps its pool apart."""
+        ours = {**DEFAULTS, **self.kafka.settings().spark()}
+        return {**ours, "kafka.group.id": group_id(ours) + reader}
+
+    def new_table(self) -> IcebergTable:
+        """An empty table as the package makes them, the same for every way to write."""
+        table = IcebergTable(f"lake.bench.orders_{uuid4().hex[:8]}")
+        schema = self.session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS order_json").schema
+        table.create(self.session, schema)
+        return table
+
+    def drop_exact(self, table: IcebergTable, expected: int | None = None) -> None:
+        """See that a table has each offset once, without holes, and drop it.
+
+        Raises:
+            RuntimeError: it has not, so what was measured is wrong.
+        """
+        seen = self.session.sql(
+            "SELECT sum(n) AS rows, sum(different) AS different, sum(last - first + 1) AS span FROM "
+            "(SELECT count(*) AS n, count(DISTINCT offset) AS different, min(offset) AS first, max(offset) AS last "
+            f"FROM {table.quoted} GROUP BY topic, partition)"
+        ).first()
+        assert seen is not None  # noqa: S101 - an aggregate has a row
+        if not is_exact(seen.rows, seen.different, seen.span, expected):
+            wanted = "" if expected is None else f" instead of {expected:,}"
+            raise RuntimeError(
+                f"{table.name} has {seen.rows or 0:,} rows of {seen.different or 0:,} offsets in ranges of "
+                f"{seen.span or 0:,}{wanted}: what was measured is wrong"
+            )
+        self.session.sql(f"DROP TABLE {table.quoted} PURGE")
+
+
+@contextmanager
+def lake() -> Iterator[Lake]:
+    """Kafka and Spark Connect with an empty state folder; they end with the block, also by an error or SIGTERM."""
+    with own_services() as (started, home), dg.DagsterInstance.local_temp() as instance:
+        session = connect(started.spark_remote)
+        try:
+            yield Lake(started.bootstrap_servers, session, home, instance)
+        finally:
+            session.stop()
+
+
+@contextmanager
+def own_services(*which: str) -> Iterator[tuple[services.Services, Path]]:
+    """The embedded services, all unless some are named, and their folder; the jars are the checkout's."""
+    jars = os.environ.setdefault("KAFKA_LIVENESS_JARS", str(jars_folder()))
+    Path(jars).mkdir(parents=True, exist_ok=True)
+    before = os.environ.get("KAFKA_LIVENESS_HOME")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        os.environ["KAFKA_LIVENESS_HOME"] = home
+        try:
+            yield services.ensure(which=which or ("kafka", "spark")), Path(home)
+        finally:
+            services.stop()
+            os.environ.pop("KAFKA_LIVENESS_HOME")
+            os.environ.update({} if before is None else {"KAFKA_LIVENESS_HOME": before})
+
+
+def is_exact(rows: int | None, different: int | None, span: int | None, expected: int | None) -> bool:
+    """Whether a table holds each offset of its ranges once, and as many as expected; an empty one is never exact."""
+    return rows is not None and rows == different == span and expected in (None, rows)
+
+
+def to_rows(batch: DataFrame) -> DataFrame:
+    """The transform of every way: the order as text beside the offset it came from."""
+    return batch.selectExpr(*_ROWS)
+
+
+def new_topic(servers: str, partitions: int) -> str:
+    """An empty topic."""
+    name = f"orders_{uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_SECONDS)
+    return name
+
+
+def fill(
+    servers: str, topic: str, partitions: int, records: int, advance: Callable[[int], Any] = lambda _: None
+) -> None:
+    """Append orders of about 100 bytes, the same number to each partition; tells how many more there are."""
+    dice = random.Random(7)  # noqa: S311 - test data
+    orders = [
+        json.dumps({"order": n, "customer": dice.randrange(10**9), "amount": dice.random(), "note": f"{dice.random()}"})
+        for n in range(_DIFFERENT)
+    ]
+    settings = {"linger.ms": 50, "compression.type": "lz4", "queue.buffering.max.messages": 2_000_000}
+    producer = Producer({"bootstrap.servers": servers, **settings})
+    for n in range(records):
+        producer.produce(topic, orders[n % _DIFFERENT], partition=n % partitions)
+        if n % _DIFFERENT == 0:
+            advance(min(_DIFFERENT, records - n))
+            while len(producer) > 1_000_000:  # noqa: PLR2004 - half of the queue
+                producer.poll(0.05)
+    if left := producer.flush(_SECONDS):
+        raise RuntimeError(f"{left} records were not produced within {_SECONDS} s: is the broker at {servers} well?")
+
+
+def log_ends(servers: str, topic: str, partitions: int) -> dict[int, int]:
+    """The log end of each partition."""
+    client = Consumer({"bootstrap.servers": servers, "group.id": "log-ends"})
+    try:
+        tps = [TopicPartition(topic, partition) for partition in range(partitions)]
+        return {tp.partition: client.get_watermark_offsets(tp, timeout=_SECONDS)[1] for tp in tps}
+    finally:
+        client.close()

@@ -1,0 +1,151 @@
+"""How fast does the live lane bring records from Kafka into an Iceberg table, in batches that are each exact?
+
+Four million orders of about 100 bytes on 8 partitions. The bound is plain Spark, which reads and writes them all in one
+pass; the peer is Structured Streaming with `trigger(availableNow=True)` and `maxOffsetsPerTrigger` of the batch size.
+All have the same options of Spark's Kafka source and the same table properties, take turns in every repetition on one
+warm server, and after each the table is looked at: every offset once.
+
+    python -m benchmarks.live_throughput --write benchmarks/RESULTS.md
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+from rich.console import Console
+
+import kafka_liveness_dagster as kl
+from benchmarks.lake import Lake, fill, lake, new_topic, to_rows
+from benchmarks.report import Table, keep, show
+from benchmarks.turns import Seconds, take_turns
+from benchmarks.ways import Runs, everything, in_words, one_pass, stream, variants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kafka_liveness_dagster.spark.table import IcebergTable
+
+TITLE = "Live throughput"
+PARTITIONS = 8
+BOUND = "plain Spark, one pass"
+GOALS = {500_000: 0.9, 100_000: 0.6}
+_PICTURE = Path("docs/images/live-throughput.svg")
+
+
+@click.command()
+@click.option("--records", default=4_000_000, show_default=True)
+@click.option("--batch", "batches", default=(500_000, 100_000), show_default=True, multiple=True,
+              help="Offsets a batch; may be repeated.")  # fmt: skip
+@click.option("--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted.")
+@click.option("--peer/--no-peer", default=True, help="Structured Streaming.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option("--picture", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
+def main(
+    records: int, batches: Sequence[int], repetitions: int, *, peer: bool, write: Path | None, picture: Path | None
+) -> None:
+    """Measure the live lane against plain Spark and Structured Streaming, from Kafka into Iceberg.
+
+    About 8 minutes. With `--records 400000 --repetitions 1` half a minute tells whether all works; the ratios of so few
+    records are worse, since joining the group and the first plan count as much.
+    """
+    console = Console()
+    with lake() as services:
+        topic = new_topic(services.servers, PARTITIONS)
+        with console.status(f"producing {records:,} records"):
+            fill(services.servers, topic, PARTITIONS, records)
+        all_ways = _ways(services, topic, batches, Runs(services), peer=peer)
+        ways = {name: partial(_timed, services, way, records) for name, way in all_ways.items()}
+        found = take_turns(console, repetitions, ways)
+    table = _told(found, records, batches)
+    show(console, table)
+    if write is not None:
+        keep(write, TITLE, "python -m benchmarks.live_throughput", [table])
+        console.print(f"kept in {write}")
+    if picture or write:
+        _draw(picture or _PICTURE, found, records)
+
+
+def _ways(
+    services: Lake, topic: str, batches: Sequence[int], runs: Runs, *, peer: bool
+) -> dict[str, Callable[[IcebergTable], float]]:
+    """What is measured, by the name of its row: each writes the whole topic to a table and gives its seconds."""
+    ways: dict[str, Callable[[IcebergTable], float]] = {}
+    ways[BOUND] = lambda table: one_pass(everything(services, topic), table)
+    for batch in batches:
+        for variant in variants():
+            ways[ours(batch, variant)] = partial(_live, runs, topic, batch, variant)
+        if peer:
+            ways[streamed(batch)] = partial(_stream, services, topic, batch)
+    return ways
+
+
+def ours(batch: int, variant: Mapping[str, Any]) -> str:
+    """The name of the live lane's row."""
+    return f"live lane, {batch:,} a batch{in_words(variant)}"
+
+
+def streamed(batch: int) -> str:
+    """The name of the peer's row."""
+    return f"Structured Streaming, {batch:,} a trigger"
+
+
+def _timed(services: Lake, way: Callable[[IcebergTable], float], records: int) -> float:
+    """Seconds of one way into a new table, which must be exact afterwards."""
+    table = services.new_table()
+    seconds = way(table)
+    services.drop_exact(table, records)
+    return seconds
+
+
+def _live(runs: Runs, topic: str, batch: int, settings: Mapping[str, Any], table: IcebergTable) -> float:
+    name = f"live_{uuid4().hex[:8]}"
+    asset = kl.kafka_asset(
+        topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
+        idle_seconds=0.1, **settings,
+    )(to_rows)  # fmt: skip
+    return runs.live(asset).seconds
+
+
+def _stream(services: Lake, topic: str, batch: int, table: IcebergTable) -> float:
+    return stream(services, topic, table, batch)
+
+
+def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
+    columns = ("way", "seconds: median (spread)", "records/s", "of the bound", "of Structured Streaming")
+    table = Table(f"{records:,} records, {PARTITIONS} partitions, into Iceberg", columns)
+    for name in found:
+        peer = next((streamed(batch) for batch in batches if f" {batch:,} " in name and streamed(batch) in found), None)
+        faster = found.ratios(peer, name) if peer and peer != name else ""
+        cells = (found.spread(name), f"{records / found.median(name):,.0f}", found.ratios(BOUND, name), faster)
+        table.add(name, *cells)
+    table.note("ratios of speeds within each repetition, above 1 is faster; every table was exact")
+    table.note(
+        "the live lane runs as Dagster's job in one process; its clock goes from making the consumer to the last "
+        "commit of offsets. That of Structured Streaming goes from the start of the query to its end"
+    )
+    for batch in batches:
+        best = max(found.ratio(BOUND, ours(batch, variant)) for variant in variants())
+        if (goal := GOALS.get(batch)) is not None:
+            table.note(f"goal at {batch:,}: {goal} of the bound; reached: {best:.2f}")
+    return table
+
+
+def _draw(picture: Path, found: Seconds, records: int) -> None:
+    from benchmarks import pictures  # noqa: PLC0415 - matplotlib only where something is drawn
+
+    def row(name: str) -> tuple[str, float, str, str]:
+        rate, ratio = records / found.median(name), found.ratio(BOUND, name)
+        if name == BOUND:
+            return name, rate, f"{rate:,.0f}/s, the bound", pictures.OTHER
+        colour = pictures.OURS if name.startswith("live") else pictures.PEER
+        return name, rate, f"{rate:,.0f}/s, {ratio:.2f} of the bound", colour
+
+    pictures.bars(picture, f"Records a second, {records:,} from Kafka into Iceberg", [row(name) for name in found])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""How long from a RunRequest to the first committed batch, and where does the time go?
+
+Dagster's daemon and code server as processes, its default run launcher and run coordinator, and a warm Spark server. A
+sensor asks for a run of the live job, which finds 1,000 records, and in turns for a run of an op that does nothing:
+that one's time is Dagster's own. The parts come from Dagster's event log, from lines in the run's log, and from
+the table's own `committed_at`.
+
+    python -m benchmarks.run_overhead --write benchmarks/RESULTS.md
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import dagster as dg
+import psutil
+from rich.console import Console
+
+from benchmarks import one_run
+from benchmarks.lake import Lake, fill, lake, new_topic
+from benchmarks.report import Table, keep, show
+from benchmarks.turns import take_turns
+from kafka_liveness_dagster.embedded import process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TITLE = "From a RunRequest to the first committed batch"
+LIVE, NOTHING = one_run.orders.live_job.name, one_run.nothing.name
+RECORDS = 1_000
+LAUNCHED = "launched"
+_PATIENCE = 180.0
+_TOLD = re.compile(rf"{one_run.TOLD}(.+) at ([\d.]+)")
+_EVENTS = {
+    dg.DagsterEventType.RUN_ENQUEUED: "in the queue",
+    dg.DagsterEventType.RUN_DEQUEUED: "taken from the queue",
+    dg.DagsterEventType.RUN_STARTING: LAUNCHED,
+    dg.DagsterEventType.RUN_START: "run started",
+    dg.DagsterEventType.STEP_START: "step started",
+}
+_LINES = {"processing ": "in the group, first batch planned", "committed ": "offsets committed"}
+Moments = dict[str, float]
+
+
+@click.command()
+@click.option("--repetitions", default=5, show_default=True, help="Of each job, after one that is not counted.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+def main(repetitions: int, write: Path | None) -> None:
+    """Measure a run of the live job from its RunRequest, part by part, beside an op that does nothing.
+
+    About 4 minutes: Dagster's sensor daemon and its queue look every few seconds.
+    """
+    console, found = Console(), {LIVE: list[Moments](), NOTHING: list[Moments]()}
+    with lake() as services, _daemon(services, new_topic(services.servers, 1)) as daemon:
+
+        def run(job: str) -> float:
+            if job == LIVE:
+                fill(services.servers, daemon.topic, 1, RECORDS)
+            found[job].append(moments := daemon.run(job))
+            return max(moments.values()) - moments[LAUNCHED]
+
+        seconds = take_turns(console, repetitions, {NOTHING: lambda: run(NOTHING), LIVE: lambda: run(LIVE)})
+    tables = [_parts(job, found[job][1:]) for job in found]
+    ratios = seconds.ratios(LIVE, NOTHING)
+    tables[0].note(f"from the launch on {ratios} times as long as the op that does nothing, in the same repetition")
+    tables[0].note(
+        "before it the run waits for the daemon to look: 5 s at most, `dequeue_interval_seconds` changes that"
+    )
+    for table in tables:
+        show(console, table)
+    if write is not None:
+        keep(write, TITLE, "python -m benchmarks.run_overhead", tables)
+        console.print(f"kept in {write}")
+
+
+class Daemon:
+    """Dagster's daemon with its code server; a file asks it for a run."""
+
+    def __init__(self, services: Lake, topic: str) -> None:
+        self.topic, self._services = topic, services
+        self._wanted, self._home = services.home / "wanted", services.home / "dagster"
+        for folder in (self._wanted, self._home):
+            folder.mkdir()
+        (self._home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        self._instance = dg.DagsterInstance.from_config(str(self._home))
+        self._log = services.home / "logs" / "dagster.log"
+        told = {
+            "PYTHONPATH": str(Path.cwd()),
+            "DAGSTER_HOME": str(self._home),
+            one_run.TOPIC: topic,
+            one_run.WANTED: str(self._wanted),
+        }
+        with self._log.open("wb") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "dagster._daemon", "run", "-m", one_run.__name__],
+                env={**os.environ, **told}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def run(self, job: str) -> Moments:
+        """Ask for a run and wait for its end; seconds from its creation to each moment."""
+        key = f"{job}-{len(list(self._wanted.iterdir()))}"
+        (self._wanted / key).touch()
+        give_up_at = time.monotonic() + _PATIENCE
+        asked = dg.RunsFilter(tags={"dagster/run_key": key})
+        while not (records := self._instance.get_run_records(asked)) or not records[0].dagster_run.is_finished:
+            if self.child.poll() is not None or time.monotonic() > give_up_at:
+                raise RuntimeError(f"no run of {job} ended in {_PATIENCE:.0f} s:\n{process.last_lines(self._log)}")
+            time.sleep(0.1)
+        if not records[0].dagster_run.is_success:
+            said = [entry.message for entry in self._instance.all_logs(records[0].dagster_run.run_id)]
+            raise RuntimeError(f"a run of {job} failed:\n" + "\n".join(said[-5:]))
+        return self._moments(records[0])
+
+    def close(self) -> None:
+        """End the daemon, its code server and their runs."""
+        process.end([psutil.Process(self.child.pid)])
+        self.child.wait()
+        self._instance.dispose()
+
+    def _moments(self, record: dg.RunRecord) -> Moments:
+        created = record.create_timestamp.timestamp()
+        found: Moments = {}
+        for entry in self._instance.all_logs(record.dagster_run.run_id):
+            text = entry.user_message or entry.message
+            if entry.dagster_event is not None:
+                if (name := _EVENTS.get(entry.dagster_event.event_type)) is not None:
+                    found.setdefault(name, entry.timestamp - created)
+            elif (told := _TOLD.search(text)) is not None:
+                found.setdefault(told[1], float(told[2]) - created)
+            else:
+                names = (name for start, name in _LINES.items() if text.startswith(start))
+                found.update({name: entry.timestamp - created for name in names if name not in found})
+        if _LINES["committed "] in found:
+            last = self._services.session.sql(
+                f"SELECT unix_millis(max(committed_at)) AS at FROM {one_run.TABLE}.snapshots"
+            ).first()
+            assert last is not None  # noqa: S101 - an aggregate has a row
+            found["table committed"] = last["at"] / 1000 - created
+        return found
+
+
+@contextmanager
+def _daemon(services: Lake, topic: str) -> Iterator[Daemon]:
+    daemon = Daemon(services, topic)
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def _parts(job: str, runs: list[Moments]) -> Table:
+    """Each moment in the order of their medians, with what passed since the one before it."""
+    title = f"a run of {job}, {len(runs)} times: median (spread)"
+    table = Table(title, ("moment", "seconds since the RunRequest", "since the moment before"))
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    names.sort(key=lambda name: statistics.median(run[name] for run in runs))
+    for before, name in zip(["", *names], names, strict=False):
+        since = [run[name] - run.get(before, 0.0) for run in runs]
+        table.add(name, _spread([run[name] for run in runs]), _spread(since))
+    return table
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""By which ways do records get from Kafka into an Iceberg table? Plain Spark, Structured Streaming, and this package.
+
+All read with the same options of Spark's Kafka source and write to tables with the same properties, on one warm
+server. Each way gives the seconds it took, and leaves looking at the table to others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+
+import kafka_liveness_dagster as kl
+from benchmarks.lake import to_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from benchmarks.lake import Lake
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.parts import KafkaAsset
+    from kafka_liveness_dagster.spark.table import IcebergTable
+
+FLIGHT = "batches_in_flight"
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+
+def variants() -> list[dict[str, Any]]:
+    """The settings of ``kafka_asset`` that are compared: batches one after the other, and two in flight."""
+    if FLIGHT in inspect.signature(kl.kafka_asset).parameters:
+        return [{FLIGHT: 1}, {FLIGHT: 2}]
+    return [{}]
+
+
+def in_words(variant: Mapping[str, Any]) -> str:
+    """A variant as part of a row's name."""
+    return {None: "", 1: ", one at a time", 2: ", two in flight"}[variant.get(FLIGHT)]
+
+
+def one_pass(frame: DataFrame, table: IcebergTable) -> float:
+    """Plain Spark, everything at once: nothing between Kafka and a table can be faster."""
+    began = time.perf_counter()
+    to_rows(frame).writeTo(table.quoted).option("fanout-enabled", "true").append()
+    return time.perf_counter() - began
+
+
+def everything(lake: Lake, topic: str) -> DataFrame:
+    """All records of a topic, as plain Spark reads them."""
+    source = lake.session.read.format("kafka").options(**lake.options())
+    return source.options(subscribe=topic, startingOffsets="earliest", endingOffsets="latest").load()
+
+
+def start_stream(
+    lake: Lake, topic: str, table: IcebergTable, per_trigger: int, checkpoint: str, **trigger: Any
+) -> StreamingQuery:
+    """Structured Streaming from its checkpoint, or from the beginning, at most so many offsets a micro-batch."""
+    source = lake.session.readStream.format("kafka").options(**lake.options(reader="-stream"))
+    limits = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(per_trigger)}
+    writer = to_rows(source.options(**limits).load()).writeStream.format("iceberg").outputMode("append")
+    writer = writer.trigger(**trigger) if trigger else writer
+    return writer.options(checkpointLocation=checkpoint, **{"fanout-enabled": "true"}).toTable(table.name)
+
+
+def stream(lake: Lake, topic: str, table: IcebergTable, per_trigger: int) -> float:
+    """Structured Streaming over what there is, from the start of the query to its end."""
+    began = time.perf_counter()
+    query = start_stream(lake, topic, table, per_trigger, f"{lake.home}/{table.name}", availableNow=True)
+    query.awaitTermination()
+    return time.perf_counter() - began
+
+
+class Runs:
+    """Runs of the package's own jobs in this process, in a Dagster instance on disk.
+
+    What users get, with Dagster's log and the watchdog's looks at the run, but without the start of a process: the
+    clock runs from the moment a run asks for its consumer to its last commit. The Spark session is open before.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+
+    def live(self, asset: KafkaAsset, committed: Callable[[kl.Batch], None] = lambda _: None) -> Stopwatch:
+        """A run of the live job; ``committed`` is told each batch."""
+        return self._run(asset, asset.live_job, {}, committed)
+
+    def catch_up(self, asset: KafkaAsset, keys: Sequence[str]) -> Stopwatch:
+        """One run of the crash lag job for all these partitions, as a backfill of a single run starts it."""
+        self.lake.instance.add_dynamic_partitions(f"{asset.name}_crash_lag", list(keys))
+        tags = {ASSET_PARTITION_RANGE_START_TAG: keys[0], ASSET_PARTITION_RANGE_END_TAG: keys[-1]}
+        return self._run(asset, asset.crash_lag_job, tags, lambda _: None)
+
+    def _run(
+        self, asset: KafkaAsset, job: Any, tags: dict[str, str], committed: Callable[[kl.Batch], None]
+    ) -> Stopwatch:
+        watch = Stopwatch(self.lake.kafka, committed)
+        resources = {"kafka": watch, "spark": _Open(self.lake.session)}
+        defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=resources))
+        found = defs.resolve_job_def(job.name)
+        found.execute_in_process(instance=self.lake.instance, tags=tags, run_config=_QUIET)
+        return watch
+
+
+class Stopwatch:
+    """The Kafka resource of one run, which knows when the run asked for its consumer and when it last committed."""
+
+    def __init__(self, kafka: kl.KafkaLivenessResource, committed: Callable[[kl.Batch], None]) -> None:
+        self._kafka, self._tell = kafka, committed
+        self.began = self.ended = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the consumer to the last commit."""
+        return self.ended - self.began
+
+    def consumer(self, **settings: Any) -> Any:
+        """As the resource's."""
+        self.began = time.time()
+        return self._watched(self._kafka.consumer(**settings))
+
+    def catch_up(self, **settings: Any) -> Any:
+        """As the resource's."""
+        self.began = time.time()
+        return self._watched(self._kafka.catch_up(**settings))
+
+    def settings(self) -> KafkaSettings:
+        """As the resource's."""
+        return self._kafka.settings()
+
+    def _watched(self, lane: Any) -> Any:
+        commit = lane.commit
+
+        def timed(batch: kl.Batch) -> None:
+            commit(batch)
+            self.ended = time.time()
+            self._tell(batch)
+
+        lane.commit = timed
+        return lane
+
+
+@dataclass(frozen=True)
+class _Open:
+    """The Spark resource of a run whose session is open, and stays so."""
+
+    opened: SparkSession
+
+    def session(self) -> SparkSession:
+        """As the resource's."""
+        return self.opened

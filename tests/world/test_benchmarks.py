@@ -1,0 +1,58 @@
+"""What the benchmarks rest on: a wrong table is never timed, and the same numbers give the same words and pictures."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks import pictures
+from benchmarks.lake import Lake, is_exact
+from benchmarks.turns import Seconds
+
+
+def test_only_a_table_with_each_offset_once_is_timed(services, warm_spark, tmp_path):
+    """A hole that a row too many makes up for in the count ends the benchmark, instead of being timed."""
+    lake = Lake(services.bootstrap_servers, warm_spark, tmp_path, None)
+    table = lake.new_table()
+    rows = "VALUES (0L), (1L), (1L), (3L) AS t(offset)"
+    warm_spark.sql(f"INSERT INTO {table.quoted} SELECT 'orders', 0, offset, 'order' FROM {rows}")
+    with pytest.raises(RuntimeError, match="has 4 rows of 3 offsets in ranges of 4"):
+        lake.drop_exact(table, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "different", "span", "expected", "exact"),
+    [
+        pytest.param(4, 4, 4, 4, True, id="each once"),
+        pytest.param(4, 4, 4, None, True, id="however many"),
+        pytest.param(4, 4, 4, 5, False, id="too few"),
+        pytest.param(5, 4, 4, 4, False, id="one twice"),
+        pytest.param(3, 3, 4, 3, False, id="a hole"),
+        pytest.param(4, 3, 4, 4, False, id="one twice and a hole"),
+        pytest.param(None, None, None, None, False, id="nothing at all"),
+    ],
+)
+def test_what_an_exact_table_is(rows, different, span, expected, exact):
+    """Rows, different offsets and the length of their ranges are one number, and that is the expected one."""
+    assert is_exact(rows, different, span, expected) is exact
+
+
+def test_ratios_are_those_of_each_repetition():
+    """A slow minute that hits both sides of one repetition leaves the ratio alone."""
+    found = Seconds({"bound": [1.0, 10.0, 1.0], "ours": [2.0, 20.0, 2.0]})
+    assert found.ratios("bound", "ours") == "0.50 (0.50-0.50)"
+    assert found.spread("ours") == "2.00 s (2.00-20.00)"
+
+
+def test_the_same_numbers_give_the_same_picture(tmp_path):
+    """Drawn again, nothing of the file changes: a commit shows only what was measured anew."""
+    for name in ("once", "again"):
+        pictures.bars(
+            tmp_path / f"{name}-bars.svg", "speed", [("ours", 4.0, "4/s", "red"), ("bound", 5.0, "5/s", "blue")]
+        )
+        pictures.lines(tmp_path / f"{name}-lines.svg", "time", [1, 2], {"ours: 1 s": ([1.0, 1.0], "red")}, "million")
+    for kind in ("bars", "lines"):
+        once, again = ((tmp_path / f"{name}-{kind}.svg").read_text() for name in ("once", "again"))
+        assert once == again
+        assert "ours" in " ".join(re.findall(r">([^<>]+)</text>", once)), "what is said is text"
