@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import click
@@ -23,13 +23,13 @@ from benchmarks.lake import Lake, fill, lake, log_ends, new_topic, to_rows
 from benchmarks.left_behind import owes
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, take_turns
-from benchmarks.ways import Runs, in_words, one_pass, variants
+from benchmarks.ways import FLIGHTS, Runs, in_words, one_pass
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.partitions import key_of
 from kafka_liveness_dagster.spark.source import read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kafka_liveness_dagster.spark.table import IcebergTable
 
@@ -59,10 +59,10 @@ def main(records: int, counts: Sequence[int], batches: Sequence[int], repetition
             owed = [OffsetRange(topic, partition, 0, end) for partition, end in ends.items()]
             ways[passed(partitions)] = partial(_timed, services, partial(_pass, services, owed), records)
             for batch in batches:
-                for variant in variants():
-                    drain = partial(_drain, runs, owed, batch, variant)
-                    ways[drained(partitions, batch, variant)] = partial(_timed, services, drain, records)
-        found = take_turns(console, repetitions, ways, warm_up=list(ways)[: 1 + len(batches) * len(variants())])
+                for flights in FLIGHTS:
+                    drain = partial(_drain, runs, owed, batch, flights)
+                    ways[drained(partitions, batch, flights)] = partial(_timed, services, drain, records)
+        found = take_turns(console, repetitions, ways, warm_up=list(ways)[: 1 + len(batches) * len(FLIGHTS)])
     table = _told(found, records, counts, batches)
     show(console, table)
     if write is not None:
@@ -75,9 +75,9 @@ def passed(partitions: int) -> str:
     return f"{partitions} owed: plain Spark, one pass"
 
 
-def drained(partitions: int, batch: int, variant: Mapping[str, Any]) -> str:
+def drained(partitions: int, batch: int, flights: int) -> str:
     """The name of the catch-up lane's row."""
-    return f"{partitions} owed: catch-up run, {batch:,} a batch{in_words(variant)}"
+    return f"{partitions} owed: catch-up run, {batch:,} a batch{in_words(flights)}"
 
 
 def _timed(services: Lake, way: Callable[[IcebergTable], float], records: int) -> float:
@@ -92,15 +92,13 @@ def _pass(services: Lake, owed: Sequence[OffsetRange], table: IcebergTable) -> f
     return one_pass(read(services.session, owed, services.kafka.settings().spark()), table)
 
 
-def _drain(
-    runs: Runs, owed: Sequence[OffsetRange], batch: int, settings: Mapping[str, Any], table: IcebergTable
-) -> float:
+def _drain(runs: Runs, owed: Sequence[OffsetRange], batch: int, flights: int, table: IcebergTable) -> float:
     services = runs.lake
     name, topic = f"drain_{uuid4().hex[:8]}", owed[0].topic
     owes(services.servers, name, topic, {part.partition: part.end for part in owed})
     asset = kl.kafka_asset(
         topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
-        enable_parallel_rebalance=True, **settings,
+        enable_parallel_rebalance=True, batches_in_flight=flights,
     )(to_rows)  # fmt: skip
     seconds = runs.catch_up(asset, [key_of(part) for part in owed]).seconds
     cluster = services.kafka.cluster()
@@ -118,7 +116,7 @@ def _told(found: Seconds, records: int, counts: Sequence[int], batches: Sequence
         for name in (one for one in found if one.startswith(f"{partitions} owed:")):
             cells = (found.spread(name), f"{records / found.median(name):,.0f}", found.ratios(bound, name))
             table.add(name, *cells)
-    names = [(n, drained(n, batch, variant)) for n in counts for batch in batches for variant in variants()]
+    names = [(n, drained(n, batch, flights)) for n in counts for batch in batches for flights in FLIGHTS]
     best = {n: max(found.ratio(passed(n), name) for m, name in names if m == n) for n in counts}
     reached = ", ".join(f"{ratio:.2f} with {n}" for n, ratio in best.items())
     table.note("ratios of speeds within each repetition; every table was exact and nothing was owed any more")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import click
@@ -22,10 +22,10 @@ import kafka_liveness_dagster as kl
 from benchmarks.lake import Lake, fill, lake, new_topic, to_rows
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, take_turns
-from benchmarks.ways import Runs, everything, in_words, one_pass, stream, variants
+from benchmarks.ways import FLIGHTS, Runs, everything, in_words, one_pass, stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kafka_liveness_dagster.spark.table import IcebergTable
 
@@ -76,16 +76,16 @@ def _ways(
     ways: dict[str, Callable[[IcebergTable], float]] = {}
     ways[BOUND] = lambda table: one_pass(everything(services, topic), table)
     for batch in batches:
-        for variant in variants():
-            ways[ours(batch, variant)] = partial(_live, runs, topic, batch, variant)
+        for flights in FLIGHTS:
+            ways[ours(batch, flights)] = partial(_live, runs, topic, batch, flights)
         if peer:
             ways[streamed(batch)] = partial(_stream, services, topic, batch)
     return ways
 
 
-def ours(batch: int, variant: Mapping[str, Any]) -> str:
+def ours(batch: int, flights: int) -> str:
     """The name of the live lane's row."""
-    return f"live lane, {batch:,} a batch{in_words(variant)}"
+    return f"live lane, {batch:,} a batch{in_words(flights)}"
 
 
 def streamed(batch: int) -> str:
@@ -101,11 +101,11 @@ def _timed(services: Lake, way: Callable[[IcebergTable], float], records: int) -
     return seconds
 
 
-def _live(runs: Runs, topic: str, batch: int, settings: Mapping[str, Any], table: IcebergTable) -> float:
+def _live(runs: Runs, topic: str, batch: int, flights: int, table: IcebergTable) -> float:
     name = f"live_{uuid4().hex[:8]}"
     asset = kl.kafka_asset(
         topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
-        idle_seconds=0.1, **settings,
+        idle_seconds=0.1, batches_in_flight=flights,
     )(to_rows)  # fmt: skip
     return runs.live(asset).seconds
 
@@ -128,7 +128,7 @@ def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
         "commit of offsets. That of Structured Streaming goes from the start of the query to its end"
     )
     for batch in batches:
-        best = max(found.ratio(BOUND, ours(batch, variant)) for variant in variants())
+        best = max(found.ratio(BOUND, ours(batch, flights)) for flights in FLIGHTS)
         if (goal := GOALS.get(batch)) is not None:
             table.note(f"goal at {batch:,}: {goal} of the bound; reached: {best:.2f}")
     return table

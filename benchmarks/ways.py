@@ -6,7 +6,6 @@ server. Each way gives the seconds it took, and leaves looking at the table to o
 
 from __future__ import annotations
 
-import inspect
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,34 +13,28 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
-import kafka_liveness_dagster as kl
 from benchmarks.lake import to_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    import kafka_liveness_dagster as kl
     from benchmarks.lake import Lake
     from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.parts import KafkaAsset
     from kafka_liveness_dagster.spark.table import IcebergTable
 
-FLIGHT = "batches_in_flight"
+FLIGHTS = (1, 2)
+"""``batches_in_flight``: what is compared."""
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
-def variants() -> list[dict[str, Any]]:
-    """The settings of ``kafka_asset`` that are compared: batches one after the other, and two in flight."""
-    if FLIGHT in inspect.signature(kl.kafka_asset).parameters:
-        return [{FLIGHT: 1}, {FLIGHT: 2}]
-    return [{}]
-
-
-def in_words(variant: Mapping[str, Any]) -> str:
-    """A variant as part of a row's name."""
-    return {None: "", 1: ", one at a time", 2: ", two in flight"}[variant.get(FLIGHT)]
+def in_words(in_flight: int) -> str:
+    """How many batches were in flight, as part of a row's name."""
+    return {1: ", one at a time", 2: ", two in flight"}[in_flight]
 
 
 def one_pass(frame: DataFrame, table: IcebergTable) -> float:
