@@ -11,14 +11,15 @@ dict_values([100, 100, 100])
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, size, union
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -67,35 +68,25 @@ def fair_share(lag: Mapping[TopicPartition, int], max_records: int, last: TopicP
     The odd offsets of an uneven division go round: the partition after ``last`` is first in line.
     """
     _check_bound(max_records)
-    in_line = _rotated(lag, last)
-    left, taken = max_records, {}
-    by_lag = sorted(in_line, key=lambda tp: lag[tp])
-    for served, tp in enumerate(by_lag):
-        waiting = len(by_lag) - served
-        level = left // waiting
-        if lag[tp] > level:  # so have all that follow: they share what is left
-            break
-        taken[tp] = lag[tp]
-        left -= lag[tp]
-    else:
-        return Shares(_in_order(taken), last)
-    hungry = [tp for tp in in_line if tp not in taken]
-    odd = left - level * len(hungry)
-    taken.update({tp: level + (place < odd) for place, tp in enumerate(hungry)})
-    return Shares(_in_order(taken), hungry[odd - 1] if odd else last)
+    in_line = _with_lag(lag)
+    level, odd = _level(sorted(lag[tp] for tp in in_line), max_records)
+    hungry = _rotated([tp for tp in in_line if lag[tp] > level], last)
+    favoured = set(hungry[:odd])
+    shares = {tp: min(lag[tp], level) + (tp in favoured) for tp in in_line}
+    return Shares({tp: count for tp, count in shares.items() if count}, hungry[odd - 1] if odd else last)
 
 
 def greedy_share(lag: Mapping[TopicPartition, int], max_records: int, last: TopicPartition | None) -> Shares:
     """As much as possible from one partition, then from the next; the next plan begins after the last one."""
     _check_bound(max_records)
     left, taken = max_records, {}
-    for tp in _rotated(lag, last):
+    for tp in _rotated(_with_lag(lag), last):
         if left == 0:
             break
         taken[tp] = min(lag[tp], left)
         left -= taken[tp]
         last = tp
-    return Shares(_in_order(taken), last)
+    return Shares(dict(sorted(taken.items())), last)
 
 
 def plan(
@@ -107,22 +98,21 @@ def plan(
 ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
     """The next ranges out of what is pending, fairly or greedily shared, the oldest offsets of each partition first."""
     share = greedy_share if greedy else fair_share
-    shares = share({tp: size(spans) for tp, spans in pending.items()}, max_records, last)
+    whole = {tp: union(spans) for tp, spans in pending.items()}
+    shares = share({tp: sum(end - start for start, end in spans) for tp, spans in whole.items()}, max_records, last)
     ranges = tuple(
-        OffsetRange(*tp, *span) for tp, count in shares.taken.items() for span in first_offsets(pending[tp], count)
+        OffsetRange(*tp, *span) for tp, count in shares.taken.items() for span in first_offsets(whole[tp], count)
     )
     return ranges, shares.last
 
 
-def first_offsets(spans: Iterable[Span], count: int) -> tuple[Span, ...]:
-    """The lowest ``count`` offsets of ``spans``."""
-    found: list[Span] = []
-    for span in union(spans):
-        cut = Span(span.start, min(span.end, span.start + count))
-        if cut.size > 0:
-            found.append(cut)
-            count -= cut.size
-    return tuple(found)
+def first_offsets(spans: Iterable[Span], count: int) -> Iterator[Span]:
+    """The lowest ``count`` offsets of ``spans``, which are disjoint and in order."""
+    for start, end in spans:
+        if count <= 0:
+            return
+        yield Span(start, min(end, start + count))
+        count -= end - start
 
 
 def _check_bound(max_records: int) -> None:
@@ -130,13 +120,20 @@ def _check_bound(max_records: int) -> None:
         raise InvalidSettingError(f"max_poll_records is {max_records}: a batch needs room for at least 1 record")
 
 
-def _rotated(lag: Mapping[TopicPartition, int], last: TopicPartition | None) -> list[TopicPartition]:
-    """The partitions with lag, sorted, beginning after ``last`` (which may be ours no longer)."""
-    in_line = sorted(tp for tp in lag if lag[tp] > 0)
-    if last is None:
-        return in_line
-    return [tp for tp in in_line if tp > last] + [tp for tp in in_line if tp <= last]
+def _with_lag(lag: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+    return sorted(tp for tp, count in lag.items() if count > 0)
 
 
-def _in_order(taken: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    return {tp: taken[tp] for tp in sorted(taken) if taken[tp]}
+def _rotated(in_line: list[TopicPartition], last: TopicPartition | None) -> list[TopicPartition]:
+    """Sorted partitions, beginning after ``last`` (which may be ours no longer)."""
+    first = 0 if last is None else bisect_right(in_line, last)
+    return in_line[first:] + in_line[:first]
+
+
+def _level(lags: Sequence[int], left: int) -> tuple[int, int]:
+    """What each may take of ``left``, if it has so much, and how many may take one more; the lags are sorted."""
+    for waiting, lag in zip(range(len(lags), 0, -1), lags, strict=True):
+        if lag * waiting > left:  # so have all that follow: they share what is left
+            return divmod(left, waiting)
+        left -= lag
+    return lags[-1] if lags else 0, 0

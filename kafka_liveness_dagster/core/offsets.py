@@ -109,7 +109,9 @@ class OffsetRange:
 def union(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The same offsets as the fewest spans, in order; neighbours that touch become one."""
     merged: list[Span] = []
-    for span in sorted(s for s in spans if s.size > 0):
+    for span in sorted(spans):
+        if span.end <= span.start:
+            continue
         if merged and span.start <= merged[-1].end:
             merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
         else:
@@ -119,17 +121,19 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 def difference(spans: Iterable[Span], without: Iterable[Span]) -> tuple[Span, ...]:
     """The offsets of ``spans`` that are not in ``without``."""
-    rest = list(union(spans))
-    for hole in union(without):
-        rest = [
-            part
-            for span in rest
-            for part in (
-                Span(span.start, min(span.end, hole.start)),
-                Span(max(span.start, hole.end), span.end),
-            )
-            if part.size > 0
-        ]
+    rest: list[Span] = []
+    holes = iter(union(without))
+    hole = next(holes, None)
+    for start, end in union(spans):
+        while hole is not None and hole.start < end:
+            if start < hole.start:
+                rest.append(Span(start, hole.start))
+            start = max(start, hole.end)  # noqa: PLW2901 - what of the span is not decided yet
+            if hole.end > end:  # it may reach into the next span
+                break
+            hole = next(holes, None)
+        if start < end:
+            rest.append(Span(start, end))
     return tuple(rest)
 
 
