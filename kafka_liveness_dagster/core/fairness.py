@@ -69,11 +69,14 @@ def fair_share(lag: Mapping[TopicPartition, int], max_records: int, last: TopicP
     """
     _check_bound(max_records)
     in_line = _with_lag(lag)
-    level, odd = _level(sorted(lag[tp] for tp in in_line), max_records)
-    hungry = _rotated([tp for tp in in_line if lag[tp] > level], last)
-    favoured = set(hungry[:odd])
-    shares = {tp: min(lag[tp], level) + (tp in favoured) for tp in in_line}
-    return Shares({tp: count for tp, count in shares.items() if count}, hungry[odd - 1] if odd else last)
+    counts = [lag[tp] for tp in in_line]  # asked for once: with many partitions each look-up waits for memory
+    level, odd = _level(sorted(counts), max_records)
+    favoured = _rotated([tp for tp, count in zip(in_line, counts, strict=True) if count > level], last)[:odd]
+    each = [min(count, level) for count in counts]
+    taken = dict(zip(in_line, each, strict=True)) if level else dict.fromkeys(sorted(favoured), 0)
+    for tp in favoured:
+        taken[tp] += 1
+    return Shares(taken, favoured[-1] if favoured else last)
 
 
 def greedy_share(lag: Mapping[TopicPartition, int], max_records: int, last: TopicPartition | None) -> Shares:
@@ -86,7 +89,7 @@ def greedy_share(lag: Mapping[TopicPartition, int], max_records: int, last: Topi
         taken[tp] = min(lag[tp], left)
         left -= taken[tp]
         last = tp
-    return Shares(dict(sorted(taken.items())), last)
+    return Shares({tp: taken[tp] for tp in sorted(taken)}, last)
 
 
 def plan(
