@@ -6,6 +6,7 @@ Read-only, and the same few requests for any number of partitions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -19,7 +20,7 @@ from kafka_liveness_dagster.core.commit_log import (
     run_of_client,
 )
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
-from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import FENCED_TAG, lane_tags
@@ -72,6 +73,11 @@ class GroupLook:
         seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs)
         return cls(replace(seen, runs={**runs, **_said_meanwhile(instance, seen, records)}), records)
 
+    @cached_property
+    def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
+        """Each by its name."""
+        return {seen.topic_partition: seen for seen in self.snapshot.partitions}
+
     @property
     def owed(self) -> list[OffsetRange]:
         """What is owed and not done."""
@@ -81,9 +87,9 @@ class GroupLook:
 
     def still_owed(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
         """The keys of which something is owed, in their order; with those of paused partitions, or without."""
-        held = set() if paused else {seen.topic_partition for seen in self.snapshot.partitions if seen.paused}
-        owed = [one for one in self.owed if one.topic_partition not in held]
-        return [key for key in keys if any(map(range_of(key).overlaps, owed))]
+        owed = {tp: seen.outstanding for tp, seen in self.partitions.items() if paused or not seen.paused}
+        asked = ((key, range_of(key)) for key in keys)
+        return [key for key, one in asked if intersection([one.span], owed.get(one.topic_partition, ()))]
 
     def run(self, mark: str | None) -> dg.DagsterRun | None:
         """The run of a mark, None when Dagster does not list it any more."""

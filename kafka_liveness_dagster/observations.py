@@ -73,7 +73,7 @@ def group_observations(
 def range_observation(asset: dg.AssetKey, group_id: str, key: str, look: GroupLook) -> dg.AssetObservation:
     """Why a partition of the crash lag asset is there: whose crash, who found it, and how much it is."""
     owed = range_of(key)
-    seen = next(p for p in look.snapshot.partitions if p.topic_partition == owed.topic_partition)
+    seen = look.partitions[owed.topic_partition]
     finder = look.run(seen.mark.run if seen.mark else None)
     cause = finder.tags.get(CAUSE_TAG, "") if finder else ""
     crashed = look.run(cause.partition(" ")[2][:8]) if cause.startswith("run ") else None

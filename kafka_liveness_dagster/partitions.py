@@ -73,12 +73,13 @@ def new_keys(owed: Iterable[OffsetRange], existing: Collection[str], materialize
 
     Ranges that grew together keep their old keys; only the uncovered rest gets new ones.
     """
-    waiting = [range_of(key) for key in existing if key not in set(materialized) and is_key(key)]
-    keys: list[str] = []
-    for tp, spans in _by_partition(owed).items():
-        covered = [r.span for r in waiting if r.topic_partition == tp]
-        keys += [_unused_key(OffsetRange(*tp, *span), existing) for span in difference(spans, covered)]
-    return keys
+    known = set(existing)
+    waiting = _by_partition(range_of(key) for key in known.difference(materialized) if is_key(key))
+    return [
+        _unused_key(OffsetRange(*tp, *span), known)
+        for tp, spans in _by_partition(owed).items()
+        for span in difference(spans, waiting.get(tp, ()))
+    ]
 
 
 def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, list[Span]]:

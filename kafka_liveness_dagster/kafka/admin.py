@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 5.0
 _OPEN_READERS = 64  # each has 3 threads, one more for every broker, and 2 connections
 _READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
+_LATELY_SECONDS = 0.1  # who answered since is there
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
 _APACHE_GROUP = GroupTimeouts(session_ms=45_000, heartbeat_ms=5_000)
+_ENDS = (OffsetSpec.earliest(), OffsetSpec.latest())
 _GROUP_KEYS = ("session.timeout", "heartbeat.interval")
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())
@@ -102,6 +105,7 @@ class Cluster:
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
         self._met: set[TopicPartition] = set()
+        self._answered_at = -1.0
         try:
             self._admin, self._heard = _client(settings)
         except KafkaException as error:
@@ -126,7 +130,9 @@ class Cluster:
                 f"topic {missing[0]!r} does not exist at {self.settings.bootstrap_servers}{hint}. Create it first: "
                 "a group that waits for a topic would look healthy and consume nothing"
             )
-        return [TopicPartition(topic, partition) for topic in topics for partition in sorted(known[topic].partitions)]
+        found = [TopicPartition(topic, partition) for topic in topics for partition in sorted(known[topic].partitions)]
+        self._met.update(found)
+        return found
 
     def broker_limits(self) -> BrokerLimits:
         """What session timeouts the broker allows; Apache Kafka's defaults where it may not be asked."""
@@ -153,12 +159,18 @@ class Cluster:
 
     def log_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Log start and log end (last stable offset, ``read_committed``) of each partition."""
-        partitions = list(partitions)
+        if not (partitions := list(partitions)):
+            return {}
         if not self._met.issuperset(partitions):
             self._metadata()  # or the client would refuse partitions that were added after it met their topic
-        starts, ends = (self._offsets(partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _ENDS]
+        level = IsolationLevel.READ_COMMITTED  # both are under way before the first answer
+        asked = [self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS) for one in every]
+        doing = f"asking for the offsets of {', '.join(sorted({tp.topic for tp in partitions}))}"
+        starts, ends = ({(tp.topic, tp.partition): self._named(at, doing) for tp, at in one.items()} for one in asked)
         self._met.update(partitions)
-        return {tp: (starts[tp], ends[tp]) for tp in partitions}
+        self._answered_at = time.monotonic()
+        return {tp: (starts[tp].offset, ends[tp].offset) for tp in partitions}
 
     def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:
         """The committed offsets of a group for those of the partitions that have one."""
@@ -189,7 +201,8 @@ class Cluster:
 
     def group(self, group_id: str) -> Group:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
-        self._metadata()  # raises while no broker answers: the next call would then end the process (librdkafka#4605)
+        if time.monotonic() - self._answered_at > _LATELY_SECONDS:
+            self._metadata()  # raises while no broker answers: the next call would end the process (librdkafka#4605)
         future = self._admin.describe_consumer_groups([group_id], request_timeout=REQUEST_SECONDS)[group_id]
         group = self._named(future, f"describing group {group_id}")
         members = tuple(
@@ -210,22 +223,11 @@ class Cluster:
 
     def _metadata(self) -> Any:
         try:
-            return self._admin.list_topics(timeout=REQUEST_SECONDS)
+            found = self._admin.list_topics(timeout=REQUEST_SECONDS)
         except KafkaException as error:
             raise self._refused(error, "asking for its topics") from error
-
-    def _offsets(self, partitions: list[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        if not partitions:
-            return {}
-        futures = self._admin.list_offsets(
-            {KafkaTopicPartition(*tp): spec for tp in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=REQUEST_SECONDS,
-        )
-        return {
-            TopicPartition(tp.topic, tp.partition): self._named(future, f"asking for the offsets of {tp.topic}").offset
-            for tp, future in futures.items()
-        }
+        self._answered_at = time.monotonic()
+        return found
 
     def _named(self, future: Any, doing: str) -> Any:
         try:
