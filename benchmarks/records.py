@@ -1,26 +1,33 @@
-"""What does ``consumer.records(batch)`` cost beside plain ``consume()``? The same ranges, the same work, in one run.
+"""What does ``consumer.records(batch)`` cost beside plain ``consume()``? The same records, the same work, in one run.
 
 The peer is the loop that everybody writes: ``consume(num_messages)``, an error check and the value of each message,
 once as librdkafka comes and once with our fetch settings. It keeps no order between partitions and commits nothing;
-ours plans and commits its batches. The clock runs from the first look for records to the last record.
+ours plans and commits its batches, at three sizes. The clock runs from the first look for records to the last record.
+``dagster-kafka`` reads the same topic by its IO manager, which gives at most 20 messages a load.
+
+    python -m benchmarks.records --write benchmarks/RESULTS.md
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+import click
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
-from rich.table import Table
 
 import kafka_liveness_dagster as kl
+from benchmarks import peer_loads
+from benchmarks.many_groups import broker
+from benchmarks.report import Table, keep, show
+from benchmarks.rounds import interleaved, quartiles, ratio, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +35,47 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 PARTITIONS = 8
-RECORDS = 400_000
-REPETITIONS = 5
 NUM_MESSAGES = 10_000
-BATCHES = (RECORDS, 100_000, 10_000)
-PLAIN = "plain consume()"
+GOAL = 0.9
+PLAIN, TUNED = "A: consume()", "B: consume(), our fetch settings"
+
+
+class Run(NamedTuple):
+    """All records once: seconds on the clock, of processor time in all threads, and in poll and commit."""
+
+    wall: float
+    cpu: float
+    between: float = 0.0
+    batches: int = 0
+
+
+@click.command()
+@click.option("--records", default=400_000, show_default=True, help="In the topic, of some 100 bytes each.")
+@click.option("--repetitions", default=7, show_default=True, help="Of each way to read, interleaved.")
+@click.option("--loads", default=5, show_default=True, help="Of dagster-kafka, 20 messages and 2 to 3 seconds each.")
+@click.option("--peer/--no-peer", default=True, help="dagster-kafka; its venv is made on the first run, by uv.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+def main(records: int, repetitions: int, loads: int, *, peer: bool, write: Path | None) -> None:
+    """Read a topic of the embedded broker by records(batch), by plain consume() and by dagster-kafka.
+
+    Takes about a minute, and another one when the venv of dagster-kafka has to be made.
+    """
+    console = Console()
+    with broker() as servers:
+        topic = f"bench-records-{uuid4().hex[:6]}"
+        with console.status(f"producing {records:,} records"):
+            fill(servers, topic, records)
+        size, _ = _plain({"bootstrap.servers": servers, "group.id": "warm"}, topic, records)  # so are the pages now
+        runs = interleaved(console, "reading", _ways(servers, topic, records, size), repetitions)
+        told: list[peer_loads.Load] = []
+        if peer:
+            with console.status("dagster-kafka"):
+                told = peer_loads.loads(servers, topic, loads)
+    table = _table(runs, records, told)
+    show(console, table)
+    if write is not None:
+        keep(write, "Records without Spark", "python -m benchmarks.records", [table])
+        console.print(f"kept in {write}")
 
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
@@ -50,93 +93,99 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
         raise RuntimeError(f"{left} records were not produced within 60 s: is the broker at {bootstrap} well?")
 
 
-def work(message: Message) -> int:
+def _ways(servers: str, topic: str, records: int, size: int) -> dict[str, Callable[[], Run]]:
+    kafka = kl.KafkaLivenessResource(bootstrap_servers=servers)
+    peers = {
+        PLAIN: {"bootstrap.servers": servers, "group.id": "plain", "enable.auto.commit": False},
+        TUNED: kafka.settings().reader("plain", "plain"),
+    }
+    batches = (records, records // 4, records // 40)
+    return {
+        **{name: partial(_timed_plain, config, topic, records, size) for name, config in peers.items()},
+        **{f"records(), batches of {bound:,}": partial(_ours, kafka, topic, bound, size) for bound in batches},
+    }
+
+
+def _work(message: Message) -> int:
     """What an op does with a record, at the least."""
     return len(message.value() or b"")
 
 
-def plain(settings: dict[str, Any], topic: str) -> int:
+def _plain(config: dict[str, Any], topic: str, records: int) -> tuple[int, Run]:
     """The peer."""
-    consumer = Consumer(settings)
+    wall, cpu = time.perf_counter(), time.process_time()
+    consumer = Consumer({"auto.offset.reset": "earliest", **config})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     seen = size = 0
-    while seen < RECORDS:
+    while seen < records:
         for message in consumer.consume(NUM_MESSAGES, 0.1):
             if message.error() is None:
-                size += work(message)
+                size += _work(message)
                 seen += 1
+    run = Run(time.perf_counter() - wall, time.process_time() - cpu)
     consumer.close()
-    return size
+    return size, run
 
 
-def ours(consumer: kl.LivenessConsumer, first: kl.Batch | None) -> int:
+def _timed_plain(config: dict[str, Any], topic: str, records: int, expected: int) -> Run:
+    size, run = _plain(config, topic, records)
+    _check(size, expected)
+    return run
+
+
+def _ours(kafka: kl.KafkaLivenessResource, topic: str, bound: int, expected: int) -> Run:
     """All batches, planned, read and committed."""
-    size, batch = 0, first
-    while batch is not None:
-        for message in consumer.records(batch):
-            size += work(message)
-        consumer.commit(batch)
-        batch = consumer.poll(0)
-    return size
+    group = f"ours-{uuid4().hex[:8]}"
+    with kafka.consumer(topics=[topic], group_id=group, max_poll_records=bound, max_batch_seconds=600) as consumer:
+        batch = consumer.poll(60)  # joining the group is no part of reading
+        wall, cpu, between, count, size = time.perf_counter(), time.process_time(), 0.0, 0, 0
+        while batch is not None:
+            for message in consumer.records(batch):
+                size += _work(message)
+            read = time.perf_counter()
+            consumer.commit(batch)
+            batch = consumer.poll(0)
+            between += time.perf_counter() - read
+            count += 1
+        run = Run(time.perf_counter() - wall, time.process_time() - cpu, between, count)
+    _check(size, expected)
+    return run
 
 
-def timed(call: Callable[[], int], expected: int) -> tuple[float, float]:
-    """Seconds on the clock, and of processor time in all threads."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    if (size := call()) != expected:
+def _check(size: int, expected: int) -> None:
+    if size != expected:
         raise RuntimeError(f"{size:,} bytes were read instead of {expected:,}: what is measured is wrong")
-    return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(kafka: kl.KafkaLivenessResource, topic: str) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of each way to read, one after the other in every repetition."""
-    settings = kafka.settings()
-    common = {"bootstrap.servers": settings.bootstrap_servers, "group.id": "plain", "enable.auto.commit": False}
-    peers = {PLAIN: common, f"{PLAIN}, our fetch settings": settings.reader("plain", "plain")}
-    expected = plain(common, topic)  # the broker's page cache is warm from here on
-    found: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(REPETITIONS):
-        for name, config in peers.items():
-            found.setdefault(name, []).append(timed(lambda config=config: plain(config, topic), expected))  # type: ignore[misc]
-        for size in BATCHES:
-            with kafka.consumer(
-                topics=[topic], group_id=f"ours-{uuid4().hex[:8]}", max_poll_records=size, max_batch_seconds=600
-            ) as consumer:
-                first = consumer.poll(60)  # joining the group is no part of reading
-                seconds = timed(lambda c=consumer, b=first: ours(c, b), expected)  # type: ignore[misc]
-            found.setdefault(f"records(), batches of {size:,}", []).append(seconds)
-    return found
-
-
-def main() -> dict[str, dict[str, float]]:
-    """Print the table; medians, quartiles and ratios by name."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bootstrap-servers", default="embedded")
-    kafka, topic = kl.KafkaLivenessResource(**vars(parser.parse_args())), f"orders-{uuid4().hex[:8]}"
-    fill(kafka.settings().bootstrap_servers, topic, RECORDS)
-    seconds = measure(kafka, topic)
-    table = Table(
-        "", "records/s", "quartiles", "of plain", "CPU µs a record", "CPU of plain", title=f"{RECORDS:,} records"
-    )
-    result: dict[str, dict[str, float]] = {}
-    peer_cpu = statistics.median(cpu for _, cpu in seconds[PLAIN])
-    for name, runs in seconds.items():
-        rates = [RECORDS / wall for wall, _ in runs]
-        low, rate, high = statistics.quantiles(rates, n=4)
-        # each repetition is compared with its own peer: what else the machine does changes slowly
-        ratio = statistics.median(peer / wall for (wall, _), (peer, _) in zip(runs, seconds[PLAIN], strict=True))
-        cpu = statistics.median(cpu for _, cpu in runs)
-        result[name] = {
-            "records_per_second": rate,
-            "low": low,
-            "high": high,
-            "ratio": ratio,
-            "cpu_ratio": peer_cpu / cpu,
-        }
-        cells = (f"{rate:,.0f}", f"{low:,.0f}-{high:,.0f}", f"{ratio:.2f}", f"{cpu / RECORDS * 1e6:.2f}")
-        table.add_row(name, *cells, f"{peer_cpu / cpu:.2f}")
-    Console(width=120).print(table)
-    return result
+def _table(runs: dict[str, list[Run]], records: int, told: list[peer_loads.Load]) -> Table:
+    columns = ("", "records/s", "quartiles", "of A", "of B", "CPU µs a record", "plan, commit a batch")
+    table = Table(f"{records:,} records, {PARTITIONS} partitions", columns)
+    wall = {name: [run.wall for run in of_name] for name, of_name in runs.items()}
+    reached: dict[str, float] = {}
+    for name, of_name in runs.items():
+        rate, quarters = spread([records / run.wall for run in of_name], ",.0f")
+        reached[name] = ratio(wall[PLAIN], wall[name])
+        cpu = quartiles([run.cpu for run in of_name])[1] / records * 1e6
+        between = quartiles([1000 * run.between / max(1, run.batches) for run in of_name])[1]
+        beside = (f"{reached[name]:.2f}", f"{ratio(wall[TUNED], wall[name]):.2f}")
+        table.add(name, rate, quarters, *beside, f"{cpu:.2f}", f"{between:.1f} ms" if between else "")
+    if told:
+        rate, quarters = spread([load.records / load.seconds for load in told], ",.1f")
+        table.add(f"dagster-kafka {peer_loads.VERSION}", rate, quarters, "", "", "", "")
+        given, seconds = ", ".join(str(load.records) for load in told), sum(load.seconds for load in told)
+        table.note(
+            f"dagster-kafka: {len(told)} loads gave {given} messages in {seconds:.1f} s, with max_messages=1,000,000: "
+            "a load sleeps 2 s and looks at 20 messages at most, so this is no rate of its client. It parses JSON too; "
+            "it was measured after the others, not between them"
+        )
+    else:
+        table.note("dagster-kafka was left out")
+    ours = [name for name in runs if name.startswith("records()")]
+    missed = [f"{name}: {reached[name]:.2f}" for name in ours if reached[name] < GOAL]
+    table.note(f"{len(wall[PLAIN])} repetitions, interleaved; ratios are medians of each repetition's own")
+    verdict = f"NOT reached by {', '.join(missed)}" if missed else "reached at every size of batch"
+    table.note(f"verdict: {GOAL} of {PLAIN} is {verdict}")
+    return table
 
 
 if __name__ == "__main__":
