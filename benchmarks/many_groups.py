@@ -16,7 +16,7 @@ from uuid import uuid4
 import dagster as dg
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, run_mark
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.parts import KafkaAsset
 
-COMMITTED, LOG_END = 70, 120
-OWED, DONE = Span(20, 50), Span(20, 30)
+COMMITTED, LOG_END = 7, 12
+OWED, DONE = Span(2, 5), Span(2, 3)
 _RUNS = 5  # that Dagster knows of each group
-_SECONDS = 60
+_SECONDS = 120
+_AT_ONCE = 5_000  # partitions: the controller refuses 10,000 in one request, the coordinator in one commit
 
 
 @dataclass
@@ -99,19 +100,29 @@ def watched(topic: str, number: int, kafka: kl.KafkaLivenessResource, instance: 
     return WatchedGroup(asset, kafka, instance)
 
 
-def make_topic(bootstrap_servers: str, partitions: int) -> str:
-    """A topic with records in each partition."""
+def make_topic(bootstrap_servers: str, partitions: int, *, filled: bool = True) -> str:
+    """A topic with records in each partition, or with none: each log that was written to costs the broker two files."""
     name = f"bench-{partitions}-{uuid4().hex[:6]}"
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(timeout=_SECONDS)
+    admin.create_topics([NewTopic(name, min(partitions, _AT_ONCE), 1)])[name].result(timeout=_SECONDS)
+    for grown in range(2 * _AT_ONCE, partitions + _AT_ONCE, _AT_ONCE):
+        admin.create_partitions([NewPartitions(name, min(partitions, grown))])[name].result(timeout=_SECONDS)
+    give_up_at = time.monotonic() + _SECONDS
+    while not _knows(admin, name, partitions):
+        assert time.monotonic() < give_up_at, f"no {partitions} partitions of {name} in {_SECONDS} s"  # noqa: S101
     producer = Producer({"bootstrap.servers": bootstrap_servers})
-    for partition in range(partitions):
+    for partition in range(partitions if filled else 0):
         for number in range(LOG_END):
             producer.produce(name, json.dumps({"order": number}).encode(), partition=partition)
         producer.poll(0)
     left = producer.flush(_SECONDS)
     assert not left, f"{left} records were not written in {_SECONDS} s"  # noqa: S101
     return name
+
+
+def _knows(admin: AdminClient, topic: str, partitions: int) -> bool:
+    found = admin.list_topics(timeout=_SECONDS).topics.get(topic)
+    return found is not None and len(found.partitions) == partitions
 
 
 def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
@@ -137,8 +148,9 @@ def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
 def _commit(bootstrap_servers: str, group: str, offsets: list[KafkaTopicPartition]) -> None:
     client = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group, "enable.auto.commit": False})
     try:
-        for told in client.commit(offsets=offsets, asynchronous=False):
-            if told.error is not None:
-                raise KafkaException(told.error)
+        for first in range(0, len(offsets), _AT_ONCE):  # a commit is one batch of the offsets topic: 1 MB
+            for told in client.commit(offsets=offsets[first : first + _AT_ONCE], asynchronous=False):
+                if told.error is not None:
+                    raise KafkaException(told.error)
     finally:
         client.close()
