@@ -16,7 +16,7 @@ from uuid import uuid4
 import dagster as dg
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, run_mark
@@ -108,7 +108,7 @@ def make_topic(bootstrap_servers: str, partitions: int, *, filled: bool = True) 
     for grown in range(2 * _AT_ONCE, partitions + _AT_ONCE, _AT_ONCE):
         admin.create_partitions([NewPartitions(name, min(partitions, grown))])[name].result(timeout=_SECONDS)
     give_up_at = time.monotonic() + _SECONDS
-    while not _knows(admin, name, partitions):
+    while not _is_led(admin, name, partitions):
         assert time.monotonic() < give_up_at, f"no {partitions} partitions of {name} in {_SECONDS} s"  # noqa: S101
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     for partition in range(partitions if filled else 0):
@@ -120,9 +120,16 @@ def make_topic(bootstrap_servers: str, partitions: int, *, filled: bool = True) 
     return name
 
 
-def _knows(admin: AdminClient, topic: str, partitions: int) -> bool:
+def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Whether the broker answers for all partitions: it takes them over after the controller created them."""
     found = admin.list_topics(timeout=_SECONDS).topics.get(topic)
-    return found is not None and len(found.partitions) == partitions
+    if found is None or len(found.partitions) < partitions:
+        return False
+    asked = {KafkaTopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+    try:
+        return all(told.result() for told in admin.list_offsets(asked, request_timeout=_SECONDS).values())
+    except KafkaException:
+        return False
 
 
 def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
