@@ -70,14 +70,14 @@ def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count:
             for group in every:
                 crash(group, servers, partitions)
         many = {f"{count:,} x {partitions}": every[:count] for count in GROUPS}
-        tables = [_times(console, servers, many, rounds, peer=peer)]
+        tables = [_times(console, servers, many, rounds, "many groups", peer=peer)]
         large = {}
         for size in GROWTH:
             with console.status(f"one group on {size:,} partitions"):
                 group = watched(make_topic(servers, size, filled=False), 0, kafka, instance)
                 crash(group, servers, size)
             large[f"1 x {size:,}"] = [group]
-        tables.append(_times(console, servers, large, rounds, peer=peer))
+        tables.append(_times(console, servers, large, rounds, "many partitions", peer=peer))
         with console.status("requests"):
             tables.append(_requests(servers, {size: one for size, [one] in zip(GROWTH, large.values(), strict=True)}))
     for table in tables:
@@ -87,7 +87,9 @@ def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count:
         console.print(f"kept in {write}")
 
 
-def _times(console: Console, servers: str, sets: dict[str, list[WatchedGroup]], rounds: int, *, peer: bool) -> Table:
+def _times(
+    console: Console, servers: str, sets: dict[str, list[WatchedGroup]], rounds: int, what: str, *, peer: bool
+) -> Table:
     """How long a round of ticks takes, and Kafka's own tool, for each set of groups."""
     process = psutil.Process()
     threads = process.num_threads()
@@ -104,7 +106,7 @@ def _times(console: Console, servers: str, sets: dict[str, list[WatchedGroup]], 
         ways[_JAVA] = partial(kafka_tools.java_start, servers)
     found = interleaved(console, "ticks", ways, rounds)
     table = Table(
-        "one round of ticks",
+        f"one round of ticks: {what}",
         ("groups x partitions", _TICK, "quartiles", "of that, the look", _TOOL, "less Java's start", "tick / that"),
     )
     slower = []

@@ -67,8 +67,7 @@ class GroupLook:
         records = instance.get_run_records(
             dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
         )
-        partitions = _partitions(cluster, group_id, topics)
-        group = cluster.group(group_id)
+        partitions, group = _asked(cluster, group_id, topics)
         runs = {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
         seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs)
         return cls(replace(seen, runs={**runs, **_said_meanwhile(instance, seen, records)}), records)
@@ -115,14 +114,15 @@ def _said_meanwhile(
     }
 
 
-def _partitions(cluster: Cluster, group_id: str, topics: Sequence[str]) -> tuple[PartitionSnapshot, ...]:
+def _asked(cluster: Cluster, group_id: str, topics: Sequence[str]) -> tuple[tuple[PartitionSnapshot, ...], Group]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)
     marks = {tp: _decode(commit.metadata) for tp, commit in first.items()}
     owing = [tp for tp, mark in marks.items() if mark and mark.owed]
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
-    return tuple(_partition(tp, first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps)
+    group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
+    return tuple(_partition(tp, first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps), group
 
 
 def _partition(
