@@ -22,7 +22,7 @@ import kafka_liveness_dagster as kl
 from benchmarks.lake import Lake, fill, lake, log_ends, new_topic, to_rows
 from benchmarks.left_behind import owes
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import Seconds, take_turns
+from benchmarks.turns import Seconds, interleaved
 from benchmarks.ways import FLIGHTS, Runs, in_words, one_pass
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.partitions import key_of
@@ -62,7 +62,8 @@ def main(records: int, counts: Sequence[int], batches: Sequence[int], repetition
                 for flights in FLIGHTS:
                     drain = partial(_drain, runs, owed, batch, flights)
                     ways[drained(partitions, batch, flights)] = partial(_timed, services, drain, records)
-        found = take_turns(console, repetitions, ways, warm_up=list(ways)[: 1 + len(batches) * len(FLIGHTS)])
+        warm_up = list(ways)[: 1 + len(batches) * len(FLIGHTS)]
+        found = Seconds(interleaved(console, "draining", ways, repetitions, warm_up))
     table = _told(found, records, counts, batches)
     show(console, table)
     if write is not None:

@@ -21,7 +21,7 @@ from rich.console import Console
 import kafka_liveness_dagster as kl
 from benchmarks.lake import Lake, fill, lake, new_topic, to_rows
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import Seconds, take_turns
+from benchmarks.turns import Seconds, interleaved
 from benchmarks.ways import FLIGHTS, Runs, everything, in_words, one_pass, stream
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main(
             fill(services.servers, topic, PARTITIONS, records)
         all_ways = _ways(services, topic, batches, Runs(services), peer=peer)
         ways = {name: partial(_timed, services, way, records) for name, way in all_ways.items()}
-        found = take_turns(console, repetitions, ways)
+        found = Seconds(interleaved(console, "writing", ways, repetitions, list(ways)))
     table = _told(found, records, batches)
     show(console, table)
     if write is not None:

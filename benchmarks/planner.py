@@ -22,7 +22,7 @@ import click
 from rich.console import Console
 
 from benchmarks.report import Table, keep, show
-from benchmarks.rounds import interleaved, quartiles, ratio, spread
+from benchmarks.turns import interleaved, quartiles, ratio, spread
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.fairness import plan
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition

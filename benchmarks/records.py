@@ -27,7 +27,7 @@ import kafka_liveness_dagster as kl
 from benchmarks import peer_loads
 from benchmarks.many_groups import broker
 from benchmarks.report import Table, keep, show
-from benchmarks.rounds import interleaved, quartiles, ratio, spread
+from benchmarks.turns import interleaved, quartiles, ratio, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

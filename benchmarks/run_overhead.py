@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from rich.console import Console
 from benchmarks import one_run
 from benchmarks.lake import Lake, fill, lake, new_topic
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import take_turns
+from benchmarks.turns import Seconds, interleaved
 from kafka_liveness_dagster.embedded import process
 
 if TYPE_CHECKING:
@@ -59,18 +60,19 @@ def main(repetitions: int, write: Path | None) -> None:
 
     About 4 minutes: Dagster's sensor daemon and its queue look every few seconds.
     """
-    console, found = Console(), {LIVE: list[Moments](), NOTHING: list[Moments]()}
+    console = Console()
     with lake() as services, _daemon(services, new_topic(services.servers, 1)) as daemon:
 
-        def run(job: str) -> float:
+        def run(job: str) -> Moments:
             if job == LIVE:
                 fill(services.servers, daemon.topic, 1, RECORDS)
-            found[job].append(moments := daemon.run(job))
-            return max(moments.values()) - moments[LAUNCHED]
+            return daemon.run(job)
 
-        seconds = take_turns(console, repetitions, {NOTHING: lambda: run(NOTHING), LIVE: lambda: run(LIVE)})
-    tables = [_parts(job, found[job][1:]) for job in found]
-    ratios = seconds.ratios(LIVE, NOTHING)
+        ways = {job: partial(run, job) for job in (NOTHING, LIVE)}
+        found = interleaved(console, "runs", ways, repetitions, list(ways))
+    tables = [_parts(job, found[job]) for job in (LIVE, NOTHING)]
+    seconds = {job: [max(told.values()) - told[LAUNCHED] for told in found[job]] for job in found}
+    ratios = Seconds(seconds).ratios(LIVE, NOTHING)
     tables[0].note(f"from the launch on {ratios} times as long as the op that does nothing, in the same repetition")
     tables[0].note(
         "before it the run waits for the daemon to look: 5 s at most, `dequeue_interval_seconds` changes that"

@@ -29,7 +29,7 @@ import kafka_liveness_dagster as kl
 from benchmarks import kafka_tools
 from benchmarks.many_groups import WatchedGroup, broker, crash, make_topic, watched
 from benchmarks.report import Table, keep, show
-from benchmarks.rounds import interleaved, quartiles, spread
+from benchmarks.turns import interleaved, quartiles, spread
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 
 if TYPE_CHECKING:

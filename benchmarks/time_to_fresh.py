@@ -29,7 +29,7 @@ import kafka_liveness_dagster as kl
 from benchmarks.lake import Lake, fill, lake, log_ends, new_topic, to_rows
 from benchmarks.left_behind import Trickle, crashed_at
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import Seconds, take_turns
+from benchmarks.turns import Seconds, interleaved
 from benchmarks.ways import Runs, start_stream
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def main(backlogs: Sequence[int], repetitions: int, write: Path | None, picture:
             ways[named(JUMPS, crash.backlog)] = partial(_live, services, runs, crash, enable_parallel_rebalance=True)
             ways[named(IN_ORDER, crash.backlog)] = partial(_live, services, runs, crash)
             ways[named(STREAM, crash.backlog)] = partial(_stream, services, crash)
-        found = take_turns(console, repetitions, ways, warm_up=list(ways)[:3])
+        found = Seconds(interleaved(console, "restarting", ways, repetitions, list(ways)[:3]))
     table = _told(found, backlogs)
     show(console, table)
     if write is not None:

@@ -1,4 +1,4 @@
-"""In which order are ways measured, and what is said of their seconds? In turns, so that drift hits all alike.
+"""In which order are ways measured, and what is said of their numbers? In turns, so that drift hits all alike.
 
 What else the machine does changes slowly: a ratio is the median of the ratios within each repetition.
 
@@ -10,22 +10,23 @@ What else the machine does changes slowly: a ratio is the median of the ratios w
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
+T = TypeVar("T")
 
-class Seconds(defaultdict[str, list[float]]):
+
+class Seconds(dict[str, list[float]]):
     """What each way took, one number a repetition."""
 
-    def __init__(self, found: Mapping[str, list[float]] | None = None) -> None:
-        super().__init__(list, found or {})
+    def __init__(self, found: Mapping[str, list[float]]) -> None:
+        super().__init__(found)
 
     def median(self, name: str) -> float:
         """The middle one of a way's repetitions."""
@@ -48,31 +49,50 @@ class Seconds(defaultdict[str, list[float]]):
         return [one / other for one, other in zip(self[of], self[to], strict=True)]
 
 
-def take_turns(
+def interleaved(
     console: Console,
+    title: str,
+    ways: Mapping[str, Callable[[], T]],
     repetitions: int,
-    ways: Mapping[str, Callable[[], float]],
-    *,
-    warm_up: Collection[str] | None = None,
-) -> Seconds:
-    """Measure every way once in each repetition.
+    warm_up: Sequence[str] = (),
+) -> dict[str, list[T]]:
+    """What each way gave, one after the other in every repetition; every other repetition goes backwards.
 
     Args:
         console: where the progress is shown.
+        title: of the progress.
+        ways: what is measured, by name.
         repetitions: those that count.
-        ways: each gives its seconds; every other repetition goes backwards, so that none always follows the same.
-        warm_up: the names of those that go once before, not counted; all unless given.
+        warm_up: the names of those that go once before, not counted.
     """
-    first = list(ways if warm_up is None else warm_up)
-    found = Seconds()
+    found: dict[str, list[T]] = {name: [] for name in ways}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        steps = progress.add_task("", total=len(first) + repetitions * len(ways))
+        task = progress.add_task(title, total=len(warm_up) + repetitions * len(ways))
         for number in range(repetitions + 1):
-            for name in first if number == 0 else list(ways)[:: 1 if number % 2 else -1]:
-                progress.update(steps, description=f"{f'repetition {number}' if number else 'warm-up'}: {name}")
-                seconds = ways[name]()
+            for name in warm_up if number == 0 else list(ways)[:: 1 if number % 2 else -1]:
+                progress.update(task, description=f"{title}, {f'repetition {number}' if number else 'warm-up'}: {name}")
+                given = ways[name]()
                 if number:
-                    found[name].append(seconds)
-                progress.advance(steps)
+                    found[name].append(given)
+                progress.advance(task)
     return found
+
+
+def spread(values: Sequence[float], form: str) -> tuple[str, str]:
+    """Median and quartiles as text."""
+    low, middle, high = quartiles(values)
+    return format(middle, form), f"{low:{form}} - {high:{form}}"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The middle half and its middle; of a single value, that value."""
+    if len(values) == 1:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def ratio(values: Sequence[float], peer: Sequence[float]) -> float:
+    """The median of each repetition's own ratio."""
+    return statistics.median(own / other for own, other in zip(values, peer, strict=True))
