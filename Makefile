@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
+BENCH := live_throughput time_to_fresh drain_crash_lag planner sensor_tick run_overhead records
 
 .DEFAULT_GOAL := help
 .PHONY: help demo ui test bench lint format check lock java chromium clean
@@ -22,8 +23,8 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 test: java chromium .venv/installed ## all tests of all tiers
 	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 
-bench: java .venv/installed ## measure; the numbers are kept in benchmarks/RESULTS.md
-	@$(BIN)/python -m benchmarks.sensor_tick --write benchmarks/RESULTS.md $(ARGS)
+bench: java .venv/installed ## measure all, half an hour; make bench BENCH=planner measures one
+	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name --write benchmarks/RESULTS.md; done
 
 lint: .venv/installed ## ruff and mypy
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
