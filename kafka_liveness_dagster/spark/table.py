@@ -36,6 +36,8 @@ _PROPERTIES = {
     "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
     "write.spark.fanout.enabled": "true",
     "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
+    # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
+    "write.parquet.page-row-limit": "5000",
     "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
