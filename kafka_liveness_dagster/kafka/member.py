@@ -26,6 +26,7 @@ from kafka_liveness_dagster.kafka.errors import (
     is_passing,
     named,
 )
+from kafka_liveness_dagster.kafka.portions import portions
 from kafka_liveness_dagster.kafka.rebalance import Rebalanced
 
 if TYPE_CHECKING:
@@ -201,12 +202,15 @@ class Member(Rebalanced):
         wanted = [
             KafkaTopicPartition(tp.topic, tp.partition, offset, mark.encode()) for tp, (offset, mark) in offsets.items()
         ]
-        try:
-            answered = self._client.commit(offsets=wanted, asynchronous=False)
-        except KafkaException as error:
-            found: KafkaError = error.args[0]
-            return found
-        return next((tp.error for tp in answered or () if tp.error is not None), None)
+        for portion in portions(wanted, self._group_id):
+            try:
+                answered = self._client.commit(offsets=portion, asynchronous=False)
+            except KafkaException as error:
+                found: KafkaError = error.args[0]
+                return found
+            if refused := [tp.error for tp in answered or () if tp.error is not None]:
+                return refused[0]
+        return None
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         """Mark partitions as given up at their last committed position; failing to costs a replay, no data."""

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.kafka.admin import Cluster, logger_of
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
+from kafka_liveness_dagster.kafka.portions import portions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -84,11 +85,12 @@ class SecondLog:
             KafkaTopicPartition(tp.topic, tp.partition, second.watermark, second.encode())
             for tp, second in logs.items()
         ]
+        group = self._group_id + CATCH_UP_SUFFIX
         try:
-            self._client.commit(offsets=offsets, asynchronous=False)
+            for portion in portions(offsets, group):
+                self._client.commit(offsets=portion, asynchronous=False)
         except KafkaException as error:
-            doing = f"committing to {self._group_id + CATCH_UP_SUFFIX}"
-            raise named(error, doing, self._kafka.bootstrap_servers) from error
+            raise named(error, f"committing to {group}", self._kafka.bootstrap_servers) from error
 
 
 def by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:

@@ -212,6 +212,26 @@ def test_how_a_member_leaves_is_written_in_its_last_commit(group, member, releas
     assert (member.owned, member.arrived) == ({}, {})
 
 
+def test_debts_of_many_partitions_need_several_requests(services, make_topic):
+    """300 partitions that owe almost all that a commit can hold are more than the broker takes at once."""
+    topic, partitions = make_topic(300), range(300)
+    kafka, owed = KafkaSettings(services.bootstrap_servers), tuple(Span(n, n + 1) for n in range(1000, 1800, 2))
+    timeouts = derive(
+        Budget(60, "argument"), session_seconds=SESSION, heartbeat_seconds=HEARTBEAT, limits=BrokerLimits(1_000, 60_000)
+    )
+    alone = Member(kafka, LiveSettings((topic,), f"etl-{topic}", 20), timeouts, link(RUN))
+    try:
+        serve_until(lambda: len(alone.arrived) == len(partitions), alone)
+        settle(alone, {TopicPartition(topic, p): Owned(2000, 2000, owed) for p in partitions})
+    finally:
+        alone.leave(release=False)
+    found = Cluster(kafka).commits(f"etl-{topic}", [TopicPartition(topic, p) for p in partitions])
+    size = sum(len(commit.metadata) for commit in found.values())
+    assert size > 1_000_000
+    assert {LiveMark.decode(commit.metadata).owed for commit in found.values()} == {owed}
+    assert len(found) == len(partitions)
+
+
 def test_a_member_that_left_commits_nothing(group, member, planned):
     """After leaving, a commit touches neither the broker nor another owner's partition."""
     member.leave(release=False)
