@@ -135,13 +135,16 @@ class Pipeline:
         """Begin as many batches as may be in flight; False when there is none, and none comes."""
         most = 1 if pace.wary else self.in_flight  # a batch that may be too slow shares Spark with nobody
         while len(flight) < most and not any(one.failed for one in flight):
+            ahead = bool(flight)
             try:
-                batch = next_batch(pace.bound, ahead=bool(flight))
+                batch = next_batch(pace.bound, ahead=ahead)
             except Exception as error:
                 if not flight:
                     raise
                 log.warning("nothing is planned ahead: %s", error)  # said again when what is in flight has landed
                 break
+            if batch is None and ahead and not flight:
+                continue  # a rebalance has landed what was in flight meanwhile: this one is ahead of nothing
             if batch is None:
                 break
             reach(Failpoint.AFTER_PLAN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import nullcontext, suppress
@@ -11,6 +12,8 @@ import pytest
 from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.flight import Flight, InFlight
+from kafka_liveness_dagster.pipeline import Pipeline
+from kafka_liveness_dagster.spark.iceberg import Written
 
 PATIENCE = 20.0  # seconds
 
@@ -179,3 +182,52 @@ def test_the_watchdog_cancels_all_of_them():
         assert all(one.job.cancelled for one in found)
         for one in writes:
             one.gate.set()
+
+
+class Lane:
+    """A lane that commits whatever it is told to."""
+
+    def __init__(self):
+        self.committed = []
+
+    def commit(self, batch):
+        self.committed.append(batch.ranges[0].start)
+
+    def check(self):
+        """No fence is up."""
+
+    def on_fence(self, cancel):
+        """There is none to come."""
+
+    def before_revoke(self, finish):
+        self.revoke = finish
+
+
+class Faked(Pipeline):
+    """A pipeline whose writes are done at once."""
+
+    def _in_flight(self, batch, lane, log):
+        write = Write()
+        write.gate.set()
+        write.finish = lambda execute: Written(execute(), attempts=1, rewritten=False)
+        return InFlight(batch, Job(), write)
+
+
+def test_a_rebalance_that_landed_everything_is_no_end_of_data():
+    """Asked for what is ahead of a batch, and that batch landed meanwhile: None says nothing of what waits."""
+    lane, asked = Lane(), []
+
+    def source(max_records, *, ahead):
+        asked.append(ahead)
+        if ahead:
+            lane.revoke()
+            return None
+        number = asked.count(False) - 1
+        ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)
+        return Batch(ranges, 60.0, epoch=1) if number < 2 else None
+
+    pipeline = Faked(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", 2)
+    tally = pipeline.run(lane, source, logging.getLogger("kafka_liveness_dagster"), pytest.fail)
+    assert lane.committed == [0, 10]
+    assert tally.batches == 2
+    assert asked == [False, True, False, True, False]

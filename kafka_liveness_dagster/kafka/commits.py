@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.view import TwoLanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.kafka.live import LiveLane
     from kafka_liveness_dagster.kafka.member import Member
@@ -56,8 +56,8 @@ class Commits(TwoLanes):
         self._check_epoch(batch)
         try:
             self._with_group(lambda lane: lane.confirm(batch, self._watchdog.polled))
-        except FencedError:  # what was planned after it comes again too
-            self._epoch, self._ended_by = self._epoch + 1, FenceReason.PARTITIONS_LOST
+        except FencedError as fenced:  # what was planned after it comes again too
+            self._epoch, self._ended_by = self._epoch + 1, fenced.reason
             raise
 
     def _check_epoch(self, batch: Batch) -> None:
