@@ -29,7 +29,7 @@ from kafka_liveness_dagster.partitions import key_of
 from kafka_liveness_dagster.spark.source import read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kafka_liveness_dagster.spark.table import IcebergTable
 
@@ -57,11 +57,11 @@ def main(records: int, counts: Sequence[int], batches: Sequence[int], repetition
                 fill(services.servers, topic, partitions, records)
             ends = log_ends(services.servers, topic, partitions)
             owed = [OffsetRange(topic, partition, 0, end) for partition, end in ends.items()]
-            ways[passed(partitions)] = partial(_timed, services, partial(_pass, services, owed), records)
+            ways[passed(partitions)] = partial(services.timed, partial(_pass, services, owed), records)
             for batch in batches:
                 for flights in FLIGHTS:
                     drain = partial(_drain, runs, owed, batch, flights)
-                    ways[drained(partitions, batch, flights)] = partial(_timed, services, drain, records)
+                    ways[drained(partitions, batch, flights)] = partial(services.timed, drain, records)
         warm_up = list(ways)[: 1 + len(batches) * len(FLIGHTS)]
         found = Seconds(interleaved(console, "draining", ways, repetitions, warm_up))
     table = _told(found, records, counts, batches)
@@ -79,13 +79,6 @@ def passed(partitions: int) -> str:
 def drained(partitions: int, batch: int, flights: int) -> str:
     """The name of the catch-up lane's row."""
     return f"{partitions} owed: catch-up run, {batch:,} a batch{in_words(flights)}"
-
-
-def _timed(services: Lake, way: Callable[[IcebergTable], float], records: int) -> float:
-    table = services.new_table()
-    seconds = way(table)
-    services.drop_exact(table, records)
-    return seconds
 
 
 def _pass(services: Lake, owed: Sequence[OffsetRange], table: IcebergTable) -> float:

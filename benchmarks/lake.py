@@ -14,7 +14,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import dagster as dg
@@ -71,6 +71,13 @@ class Lake:
         schema = self.session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS order_json").schema
         table.create(self.session, schema)
         return table
+
+    def timed(self, way: Callable[[IcebergTable], float], records: int) -> float:
+        """Seconds of one way into a new table, which must be exact afterwards."""
+        table = self.new_table()
+        seconds = way(table)
+        self.drop_exact(table, records)
+        return seconds
 
     def drop_exact(self, table: IcebergTable, expected: int | None = None) -> None:
         """See that a table has each offset once, without holes, and drop it.
@@ -139,10 +146,8 @@ def new_topic(servers: str, partitions: int) -> str:
     return name
 
 
-def fill(
-    servers: str, topic: str, partitions: int, records: int, advance: Callable[[int], Any] = lambda _: None
-) -> None:
-    """Append orders of about 100 bytes, the same number to each partition; tells how many more there are."""
+def fill(servers: str, topic: str, partitions: int, records: int) -> None:
+    """Append orders of about 100 bytes, the same number to each partition."""
     dice = random.Random(7)  # noqa: S311 - test data
     orders = [
         json.dumps({"order": n, "customer": dice.randrange(10**9), "amount": dice.random(), "note": f"{dice.random()}"})
@@ -153,7 +158,6 @@ def fill(
     for n in range(records):
         producer.produce(topic, orders[n % _DIFFERENT], partition=n % partitions)
         if n % _DIFFERENT == 0:
-            advance(min(_DIFFERENT, records - n))
             while len(producer) > 1_000_000:  # noqa: PLR2004 - half of the queue
                 producer.poll(0.05)
     if left := producer.flush(_SECONDS):

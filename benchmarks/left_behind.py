@@ -15,9 +15,10 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.kafka.portions import portions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -28,23 +29,24 @@ _SECONDS = 60
 
 def crashed_at(servers: str, group: str, topic: str, offsets: Mapping[int, int]) -> None:
     """The group's last run committed these offsets and died in its next batch."""
-    mark = LiveMark(Mark.RUNNING, _RUN)
-    _commit(servers, group, {(topic, partition): (offset, mark) for partition, offset in offsets.items()})
+    mark = LiveMark(Mark.RUNNING, _RUN).encode()
+    commit(servers, group, [KafkaTopicPartition(topic, at, offset, mark) for at, offset in offsets.items()])
 
 
 def owes(servers: str, group: str, topic: str, ends: Mapping[int, int]) -> None:
     """The group's live lane jumped over all before these offsets, and ended in good order."""
-    marks = {(topic, p): (end, LiveMark(Mark.RELEASED, _RUN, (Span(0, end),))) for p, end in ends.items()}
-    _commit(servers, group, marks)
+    marks = {at: LiveMark(Mark.RELEASED, _RUN, (Span(0, end),)).encode() for at, end in ends.items()}
+    commit(servers, group, [KafkaTopicPartition(topic, at, ends[at], mark) for at, mark in marks.items()])
 
 
-def _commit(servers: str, group: str, marks: Mapping[tuple[str, int], tuple[int, LiveMark]]) -> None:
+def commit(servers: str, group: str, offsets: Iterable[KafkaTopicPartition]) -> None:
+    """Commit to a group without members, as a stranger."""
     client = Consumer({"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False})
     try:
-        offsets = [KafkaTopicPartition(*tp, offset, mark.encode()) for tp, (offset, mark) in marks.items()]
-        for told in client.commit(offsets=offsets, asynchronous=False):
-            if told.error is not None:
-                raise KafkaException(told.error)
+        for portion in portions(offsets, group):
+            for told in client.commit(offsets=portion, asynchronous=False):
+                if told.error is not None:
+                    raise KafkaException(told.error)
     finally:
         client.close()
 

@@ -58,7 +58,7 @@ def main(
         with console.status(f"producing {records:,} records"):
             fill(services.servers, topic, PARTITIONS, records)
         all_ways = _ways(services, topic, batches, Runs(services), peer=peer)
-        ways = {name: partial(_timed, services, way, records) for name, way in all_ways.items()}
+        ways = {name: partial(services.timed, way, records) for name, way in all_ways.items()}
         found = Seconds(interleaved(console, "writing", ways, repetitions, list(ways)))
     table = _told(found, records, batches)
     show(console, table)
@@ -91,14 +91,6 @@ def ours(batch: int, flights: int) -> str:
 def streamed(batch: int) -> str:
     """The name of the peer's row."""
     return f"Structured Streaming, {batch:,} a trigger"
-
-
-def _timed(services: Lake, way: Callable[[IcebergTable], float], records: int) -> float:
-    """Seconds of one way into a new table, which must be exact afterwards."""
-    table = services.new_table()
-    seconds = way(table)
-    services.drop_exact(table, records)
-    return seconds
 
 
 def _live(runs: Runs, topic: str, batch: int, flights: int, table: IcebergTable) -> float:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import dagster as dg
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 import kafka_liveness_dagster as kl
+from benchmarks.lake import own_services
+from benchmarks.left_behind import commit
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, run_mark
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.embedded import services
-from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.look import GroupLook
 from kafka_liveness_dagster.runs import lane_tags
 
@@ -35,7 +32,7 @@ COMMITTED, LOG_END = 7, 12
 OWED, DONE = Span(2, 5), Span(2, 3)
 _RUNS = 5  # that Dagster knows of each group
 _SECONDS = 120
-_AT_ONCE = 5_000  # partitions: the controller refuses 10,000 in one request, the coordinator in one commit
+_AT_ONCE = 5_000  # partitions: the controller refuses 10,000 in one request
 
 
 @dataclass
@@ -75,18 +72,9 @@ class WatchedGroup:
 
 @contextmanager
 def broker() -> Iterator[str]:
-    """A broker of the benchmark's own, without anybody's groups; the jars are the checkout's."""
-    jars = os.environ.setdefault("KAFKA_LIVENESS_JARS", str(jars_folder()))
-    Path(jars).mkdir(parents=True, exist_ok=True)
-    before = os.environ.get("KAFKA_LIVENESS_HOME")
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["KAFKA_LIVENESS_HOME"] = home
-        try:
-            yield services.ensure(which=("kafka",)).bootstrap_servers
-        finally:
-            services.stop()
-            os.environ.pop("KAFKA_LIVENESS_HOME")
-            os.environ.update({} if before is None else {"KAFKA_LIVENESS_HOME": before})
+    """A broker of the benchmark's own, without anybody's groups."""
+    with own_services("kafka") as (started, _):
+        yield started.bootstrap_servers
 
 
 def watched(topic: str, number: int, kafka: kl.KafkaLivenessResource, instance: dg.DagsterInstance) -> WatchedGroup:
@@ -138,9 +126,9 @@ def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
     live = LiveMark(Mark.RUNNING, run_mark(group.run_id), (OWED,)).encode()
     done = DoneLog(0, (DONE,))
     tps = [(topic, number) for number in range(partitions)]
-    _commit(bootstrap_servers, name, [KafkaTopicPartition(*tp, COMMITTED, live) for tp in tps])
+    commit(bootstrap_servers, name, [KafkaTopicPartition(*tp, COMMITTED, live) for tp in tps])
     second = [KafkaTopicPartition(*tp, done.watermark, done.encode()) for tp in tps]
-    _commit(bootstrap_servers, name + CATCH_UP_SUFFIX, second)
+    commit(bootstrap_servers, name + CATCH_UP_SUFFIX, second)
     for number in range(_RUNS):
         group.instance.add_run(
             dg.DagsterRun(
@@ -150,14 +138,3 @@ def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
                 tags=lane_tags(name, "live"),
             )
         )
-
-
-def _commit(bootstrap_servers: str, group: str, offsets: list[KafkaTopicPartition]) -> None:
-    client = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group, "enable.auto.commit": False})
-    try:
-        for first in range(0, len(offsets), _AT_ONCE):  # a commit is one batch of the offsets topic: 1 MB
-            for told in client.commit(offsets=offsets[first : first + _AT_ONCE], asynchronous=False):
-                if told.error is not None:
-                    raise KafkaException(told.error)
-    finally:
-        client.close()

@@ -10,8 +10,6 @@ ours plans and commits its batches, at three sizes. The clock runs from the firs
 
 from __future__ import annotations
 
-import json
-import random
 import time
 from functools import partial
 from pathlib import Path
@@ -19,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 import click
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 
 import kafka_liveness_dagster as kl
 from benchmarks import peer_loads
+from benchmarks.lake import fill, new_topic
 from benchmarks.many_groups import broker
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import interleaved, quartiles, ratio, spread
@@ -62,9 +60,9 @@ def main(records: int, repetitions: int, loads: int, *, peer: bool, write: Path 
     """
     console = Console()
     with broker() as servers:
-        topic = f"bench-records-{uuid4().hex[:6]}"
+        topic = new_topic(servers, PARTITIONS)
         with console.status(f"producing {records:,} records"):
-            fill(servers, topic, records)
+            fill(servers, topic, PARTITIONS, records)
         size, _ = _plain({"bootstrap.servers": servers, "group.id": "warm"}, topic, records)  # so are the pages now
         runs = interleaved(console, "reading", _ways(servers, topic, records, size), repetitions)
         told: list[peer_loads.Load] = []
@@ -76,21 +74,6 @@ def main(records: int, repetitions: int, loads: int, *, peer: bool, write: Path 
     if write is not None:
         keep(write, "Records without Spark", "python -m benchmarks.records", [table])
         console.print(f"kept in {write}")
-
-
-def fill(bootstrap: str, topic: str, records: int) -> None:
-    """Records of some 100 bytes that compress about as orders do."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"})
-    dice = random.Random(7)  # noqa: S311 - test data
-    for n in range(records):
-        order = {"order": n, "customer": dice.randrange(10**9), "amount": dice.random(), "note": f"{dice.random()}"}
-        producer.produce(topic, json.dumps(order).encode(), partition=n % PARTITIONS)
-        if n % 10_000 == 0:
-            producer.poll(0.1)
-    if left := producer.flush(60):
-        raise RuntimeError(f"{left} records were not produced within 60 s: is the broker at {bootstrap} well?")
 
 
 def _ways(servers: str, topic: str, records: int, size: int) -> dict[str, Callable[[], Run]]:

@@ -25,9 +25,6 @@ T = TypeVar("T")
 class Seconds(dict[str, list[float]]):
     """What each way took, one number a repetition."""
 
-    def __init__(self, found: Mapping[str, list[float]]) -> None:
-        super().__init__(found)
-
     def median(self, name: str) -> float:
         """The middle one of a way's repetitions."""
         return statistics.median(self[name])
@@ -38,15 +35,12 @@ class Seconds(dict[str, list[float]]):
 
     def ratio(self, of: str, to: str) -> float:
         """Seconds of one by seconds of the other: above 1 when the other is faster."""
-        return statistics.median(self._ratios(of, to))
+        return statistics.median(ratios(self[of], self[to]))
 
     def ratios(self, of: str, to: str) -> str:
         """The same with the smallest and the greatest."""
-        found = self._ratios(of, to)
+        found = ratios(self[of], self[to])
         return f"{self.ratio(of, to):.2f} ({min(found):.2f}-{max(found):.2f})"
-
-    def _ratios(self, of: str, to: str) -> list[float]:
-        return [one / other for one, other in zip(self[of], self[to], strict=True)]
 
 
 def interleaved(
@@ -95,4 +89,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def ratio(values: Sequence[float], peer: Sequence[float]) -> float:
     """The median of each repetition's own ratio."""
-    return statistics.median(own / other for own, other in zip(values, peer, strict=True))
+    return statistics.median(ratios(values, peer))
+
+
+def ratios(values: Sequence[float], peer: Sequence[float]) -> list[float]:
+    """Each repetition's own ratio."""
+    return [own / other for own, other in zip(values, peer, strict=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -12,9 +11,9 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from tests.world.stories import wait_for
 
 SIZE = 20
-PATIENCE = 60.0  # seconds
 
 
 class TransformError(Exception):
@@ -25,7 +24,7 @@ class World:
     """One topic, one group, and runs of its live lane in this process."""
 
     def __init__(self, services, topic, table, protocol, **settings):
-        self.topic, self.table, self.group, self.calls = topic, table, f"etl-{topic}", []
+        self.topic, self.table, self.group = topic, table, f"etl-{topic}"
         self.gate = f"gate-{uuid4().hex}"
         timeouts = {"session_timeout_seconds": 6, "heartbeat_interval_seconds": 0.2} if protocol == "classic" else {}
         self.kafka = kl.KafkaLivenessResource(
@@ -80,15 +79,6 @@ def world(services, make_topic, produce, table, warm_spark):
         return World(services, topic, table, protocol, **settings)
 
     return make
-
-
-def wait_for(find):
-    """Look until something is found; the thing."""
-    give_up_at = time.monotonic() + PATIENCE
-    while not (found := find()):
-        assert time.monotonic() < give_up_at, "it never came to that"
-        time.sleep(0.02)
-    return found
 
 
 def offsets(found):
