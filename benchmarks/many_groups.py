@@ -18,8 +18,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSp
 import kafka_liveness_dagster as kl
 from benchmarks.lake import own_services
 from benchmarks.left_behind import commit
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, run_mark
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.look import GroupLook
 from kafka_liveness_dagster.runs import lane_tags
 

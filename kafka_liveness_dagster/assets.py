@@ -32,6 +32,7 @@ def kafka_asset(
     min_crash_lag: int = 1,
     max_owed_ranges: int | None = None,
     on_data_loss: Literal["raise", "skip"] = "raise",
+    on_missing_rows: Literal["raise", "owe"] = "raise",
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
     liveness: Literal["poll", "progress"] = "poll",
     on_poison: Literal["raise", "quarantine"] = "raise",
@@ -79,6 +80,9 @@ def kafka_asset(
         max_owed_ranges: with more ranges owed on a topic's partition, resume in order instead.
         on_data_loss: offsets that expired before they were processed end the run (``raise``), or are passed and
             reported as lost (``skip``).
+        on_missing_rows: when the table has lost rows of committed offsets (it was dropped, replaced or rolled back) the
+            run ends with their names (``raise``); or what the broker still has of them becomes crash lag partitions and
+            the rest is reported as lost (``owe``): roll a table back and backfill to repair what a transform did.
         auto_offset_reset: where to begin while nothing is committed.
         liveness: ``poll`` as in KIP-62: a rebalance waits for the open batch. ``progress``: rebalances are answered
             while Spark works, and the process timeout begins anew with every finished Spark task.

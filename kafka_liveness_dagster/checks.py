@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import dagster as dg
 
 from kafka_liveness_dagster.core import health
-from kafka_liveness_dagster.core.commit_log import run_mark
 from kafka_liveness_dagster.core.health import Gravity, Verdict
+from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.look import GroupLook
 from kafka_liveness_dagster.partitions import is_key, new_keys
 

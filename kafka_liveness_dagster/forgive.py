@@ -70,10 +70,10 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
     cluster.partitions(sorted({tp.topic for tp in asked}))
     second = SecondLog(kafka, group_id, _CLIENT_ID)
     try:
-        second.check_owed(asked)
+        facts = cluster.facts(group_id, list(asked))
+        second.check_owed(asked, facts)
     finally:
         second.close()
-    facts = cluster.facts(group_id, list(asked))
     owed, expired = [], []
     for tp, spans in asked.items():
         found = intersection(facts[tp].outstanding, spans)
@@ -174,6 +174,7 @@ def forgive(kafka: KafkaSettings, asked: Asked, audit: Audit) -> None:
     second = SecondLog(kafka, asked.group_id, _CLIENT_ID)
     try:
         audit.write(asked, "forgiven")
+        second.tell(by_partition(asked.ranges))
         second.record(asked.ranges)
     except Exception as error:
         audit.write(asked, f"NOT forgiven after all ({error})")

@@ -42,6 +42,8 @@ def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg
         auto_offset_reset=asset.auto_offset_reset,
         liveness=asset.liveness,
         group_instance_id=asset.group_instance_id,
+        on_missing_rows=asset.on_missing_rows,
+        witness=pipeline.witness,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
         next_batch = _until_idle(consumer, asset.idle_seconds)
@@ -55,6 +57,7 @@ def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg
             **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
             "timeouts": str(consumer.timeouts),
             "crash_lag_found": range_table(consumer.jumped),
+            **({"owed_again": range_table(consumer.forgotten)} if consumer.forgotten else {}),
             **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
             "group": asset.group_id,
         }
@@ -72,6 +75,7 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -
         context=context,
         max_poll_records=asset.most_records,
         on_data_loss=asset.on_data_loss,
+        witness=pipeline.witness,
     ) as lane:
         owed = lane.outstanding_ranges()
         context.log.info("a batch may take %s", lane.budget)

@@ -11,16 +11,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.commit_log import (
-    CATCH_UP_SUFFIX,
-    DoneLog,
-    ForeignCommitError,
-    LiveMark,
-    run_mark,
-    run_of_client,
-)
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
+from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import FENCED_TAG, lane_tags
@@ -29,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.kafka.admin import Cluster, Commit, Group, GroupMember
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
 
 _RECENT_RUNS = 20
 _FOREIGN_LETTERS = 24  # of a foreign member's name: the sensor's cursor is small

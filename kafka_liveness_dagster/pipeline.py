@@ -19,6 +19,7 @@ from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.flight import Flight, InFlight
 from kafka_liveness_dagster.metadata import Tally, counted
+from kafka_liveness_dagster.spark.sink import SinkWitness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
     from kafka_liveness_dagster.settings import KafkaAssetSettings
+    from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.sink import Sink
 
 
@@ -57,14 +59,14 @@ class Pipeline:
     """Kafka, a transform, and a table or a sink of the user's own.
 
     Attributes:
-        transform: from a DataFrame of exactly one batch to the rows to keep; none, one or many an offset.
+        transform: from a DataFrame of exactly one batch to the rows to keep.
         table: ``catalog.namespace.table`` of the Iceberg table; empty where there is a sink.
         sink: what is called with each batch instead.
-        most_records: at most so many offsets in a batch.
-        auto: the size of batches follows what they take.
+        most_records: at most so many offsets in a batch; ``auto``: their number follows what batches take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
         in_flight: how many batches may be on their way into the table at a time.
+        witness: says what is there; None for a sink that does not.
     """
 
     kafka: KafkaLivenessResource
@@ -77,14 +79,15 @@ class Pipeline:
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
     in_flight: int
+    witness: TableLedger | SinkWitness | None = None
 
     @classmethod
     def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
         """The asset's pipeline with the resources of this run."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
-        to = (asset.table or "", asset.sink)
-        size = (asset.most_records, asset.max_poll_records == "auto")
-        return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison, asset.most_in_flight)
+        to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
+        witness, most = _witness(asset, spark), asset.most_in_flight
+        return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison, most, witness)
 
     def run(
         self,
@@ -183,6 +186,7 @@ class Pipeline:
     def _in_flight(self, batch: Batch, lane: Lane, log: dg.DagsterLogManager) -> InFlight:
         from kafka_liveness_dagster.spark.iceberg import TableWrite  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415
         from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
         from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
@@ -208,7 +212,9 @@ class Pipeline:
         if self.sink is not None:
             return InFlight(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace))
         table = IcebergTable(self.table)
-        return InFlight(batch, job, TableWrite(session, table, batch.ranges, frame, may_go_on, may_replace))
+        ledger = self.witness if isinstance(self.witness, TableLedger) else None
+        writing = TableWrite(session, table, batch.ranges, frame, may_go_on, may_replace, ledger=ledger)
+        return InFlight(batch, job, writing)
 
     def _listeners(
         self, batch: Batch, lane: Lane, log: dg.DagsterLogManager
@@ -227,6 +233,16 @@ class Pipeline:
                     log.info("%s", line)
 
         return progressed if self.liveness == "progress" else None, reported
+
+
+def _witness(asset: KafkaAssetSettings, spark: SparkConnectResource) -> TableLedger | SinkWitness | None:
+    """Who says what is there: the table's ledger, or a sink that has ``covered``."""
+    if asset.sink is not None:
+        return SinkWitness.of(asset.sink)
+    from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+
+    return TableLedger(IcebergTable(asset.table or ""), lambda: spark.session())  # noqa: PLW0108 - when it is needed
 
 
 def _named(batch: Batch) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from kafka_liveness_dagster.core.limits import BrokerLimits
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
     from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.kafka.witness import Witness
 
 EMBEDDED = "embedded"
 
@@ -79,6 +82,8 @@ class KafkaLivenessResource(SecuredKafkaResource):
         auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
         liveness: Literal["poll", "progress"] = "poll",
         group_instance_id: str | None = None,
+        on_missing_rows: Literal["raise", "owe"] = "raise",
+        witness: Witness | None = None,
     ) -> LivenessConsumer:
         """A group member for the live lane; use it in a ``with`` block. The first ``poll`` joins the group.
 
@@ -100,6 +105,8 @@ class KafkaLivenessResource(SecuredKafkaResource):
                 anew with every ``heartbeat()``; Spark assets send one for each finished task.
             group_instance_id: makes a static member (KIP-345), whose short absence moves no partitions: it does not
                 leave the group when it closes or is too slow, and others get its partitions a session timeout later.
+            on_missing_rows: what was committed and the witness has lost is an error (``raise``), or owed (``owe``).
+            witness: who knows what is really there; Spark assets have one. Else both commit logs alone are asked.
 
         Raises:
             InvalidSettingError: settings that contradict each other or the broker.
@@ -109,19 +116,23 @@ class KafkaLivenessResource(SecuredKafkaResource):
         from kafka_liveness_dagster.kafka.config import DEFAULT_MAX_POLL_RECORDS, LiveSettings  # noqa: PLC0415
         from kafka_liveness_dagster.kafka.consumer import LivenessConsumer  # noqa: PLC0415 - confluent_kafka stays lazy
 
+        jumps = enable_parallel_rebalance
         live = LiveSettings(
             tuple(topics) if not isinstance(topics, str) else (topics,),
             group_id,
             DEFAULT_MAX_POLL_RECORDS if max_poll_records is None else max_poll_records,
-            ResumePolicy(enable_parallel_rebalance, auto_offset_reset, min_crash_lag, max_owed_ranges, on_data_loss),
+            ResumePolicy(jumps, auto_offset_reset, min_crash_lag, max_owed_ranges, on_data_loss, on_missing_rows),
             serves_while_busy=liveness == "progress",
             group_instance_id=group_instance_id,
             greedy=batching == "greedy",
+            witness=witness,
         )
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
-        timeouts = self._timeouts(budget, group_id)
+        limits = self.cluster().broker_limits()
+        timeouts = self._timeouts(budget, group_id, limits)
         self.settings().check(timeouts)
-        return LivenessConsumer(self.settings(), live, timeouts, link_of(context))
+        seconds = limits.renew_seconds
+        return LivenessConsumer(self.settings(), replace(live, renew_seconds=seconds), timeouts, link_of(context))
 
     def catch_up(
         self,
@@ -132,6 +143,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         max_poll_records: int = 500,
         max_batch_seconds: float | None = None,
         on_data_loss: Literal["raise", "skip"] = "raise",
+        witness: Witness | None = None,
     ) -> CatchUpConsumer:
         """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``.
 
@@ -143,6 +155,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             max_batch_seconds: the budget of a batch, before every other source of it.
             on_data_loss: owed offsets that expired are an error (``raise``), or are recorded as done and found in
                 ``lost``.
+            witness: who knows what is really there; else both commit logs alone are asked.
         """
         from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer  # noqa: PLC0415 - stays lazy
 
@@ -155,6 +168,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             budget=budget,
             link=link_of(context),
             on_data_loss=on_data_loss,
+            witness=witness,
         )
 
     def cluster(self) -> Cluster:
@@ -163,14 +177,13 @@ class KafkaLivenessResource(SecuredKafkaResource):
 
         return Cluster(self.settings())
 
-    def _timeouts(self, budget: Budget, group_id: str) -> Timeouts:
-        cluster = self.cluster()
+    def _timeouts(self, budget: Budget, group_id: str, limits: BrokerLimits) -> Timeouts:
         return derive(
             budget,
             session_seconds=self.session_timeout_seconds,
             heartbeat_seconds=self.heartbeat_interval_seconds,
-            limits=cluster.broker_limits(),
-            group=cluster.group_timeouts(group_id) if self.group_protocol == "consumer" else None,
+            limits=limits,
+            group=self.cluster().group_timeouts(group_id) if self.group_protocol == "consumer" else None,
         )
 
     def settings(self) -> KafkaSettings:

@@ -44,6 +44,7 @@ class KafkaAssetSettings:
     min_crash_lag: int
     max_owed_ranges: int | None
     on_data_loss: Literal["raise", "skip"]
+    on_missing_rows: Literal["raise", "owe"]
     auto_offset_reset: Literal["earliest", "latest", "error"]
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]

@@ -19,13 +19,15 @@ from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
+from kafka_liveness_dagster.core.run_marks import run_of_client
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-    from kafka_liveness_dagster.kafka.admin import Cluster, Commit, GroupMember
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.answers import Commit, GroupMember
 
 _SHOWN_RANGES = 6
 _WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expiry.GONE: "expired"}
@@ -189,7 +191,7 @@ def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) 
     if member.group_instance_id is not None:
         found = (marks.get(tp) for tp in member.partitions)
         return tuple(sorted({mark.run for mark in found if mark is not None and mark.mark is not Mark.RELEASED}))
-    run = commit_log.run_of_client(member.client_id)
+    run = run_of_client(member.client_id)
     return () if run is None else (run,)
 
 

@@ -25,7 +25,7 @@ from kafka_liveness_dagster.runs import CAUSE_TAG
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafka_liveness_dagster.core.resume import PartitionFacts
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
 
 _BACKLOG = 200_000
 _RATE = 1_000.0

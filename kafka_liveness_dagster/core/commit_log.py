@@ -2,28 +2,41 @@
 
 First log: the committed offset of group ``G``, its metadata carrying the mark of the last owner and the owed
 ranges. Second log: the committed offset of ``G.catch-up``, a watermark below which every owed offset is done,
-its metadata carrying the ranges done above it. This module reads and writes the metadata;
-``core.resume`` decides what they mean, and neither talks to a broker.
+its metadata carrying the ranges done above it. Both say of which log they are: its topic id, and where the group
+began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither talks to a broker.
 
 >>> LiveMark.decode("kl1 running 0badcafe 70-120").owed
 (Span(start=70, end=120),)
+>>> LiveMark.decode("kl2 running 0badcafe @0 70-120").origin
+Origin(start=0, topic_id='')
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import Span, difference, union
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
 MAX_METADATA_BYTES = 4_095  # one below the broker's offset.metadata.max.bytes
 CATCH_UP_SUFFIX = ".catch-up"
-_LIVE = re.compile(r"kl1 (?P<mark>running|released|paused) (?P<run>[0-9a-f]{8}) ?(?P<owed>[0-9,-]*)")
-_RUN = re.compile("[0-9a-f]{8}")
-_DONE = re.compile(r"kl1 done ?(?P<done>[0-9,-]*)")
+_MARK = "(?P<mark>running|released|paused) (?P<run>[0-9a-f]{8})"
+_ORIGIN = r"(?P<topic_id>[A-Za-z0-9_-]*)@(?P<start>[0-9]{1,19})"
+_OWED = "(?P<owed>[0-9,-]*)"
+_LIVE = (  # as version 0.1.0 wrote them, and as they are written now
+    re.compile(f"kl1 {_MARK} ?{_OWED}"),
+    re.compile(f"kl2 {_MARK} {_ORIGIN}(?: {_OWED})?(?: again (?P<again>[0-9]+-[0-9]+))?"),
+)
+_DONE = (
+    re.compile("kl1 done ?(?P<done>[0-9,-]*)"),
+    re.compile(f"kl2 done {_ORIGIN}(?: (?P<done>[0-9,-]*))?(?: told (?P<told>[0-9,-]+))?(?: in (?P<target>[^ ]+))?"),
+)
 
 
 class ForeignCommitError(KafkaLivenessError):
@@ -39,16 +52,43 @@ class Mark(Enum):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a group's life on a log began.
+
+    Attributes:
+        start: the first offset that the group answers for: what lies below was never its to process.
+        topic_id: Kafka's id of the topic (KIP-516), by which a topic made anew is known; empty where no broker told it.
+    """
+
+    start: int
+    topic_id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.topic_id}@{self.start}"
+
+
+@dataclass(frozen=True)
 class LiveMark:
-    """Metadata of the first log: the owner's mark, its run (8 hex digits), and what the live lane owes."""
+    """Metadata of the first log: the owner's mark, its run (8 hex digits), and what the live lane owes.
+
+    Attributes:
+        again: the group's offsets were set back: what is in the table of these offsets is to be processed again.
+        origin: whose offsets these are, where the owner could ask what is in the table: then the commit vouches for it.
+    """
 
     mark: Mark
     run: str
     owed: tuple[Span, ...] = ()
+    again: Span | None = None
+    origin: Origin | None = field(default=None, compare=False)
 
     def encode(self) -> str:
-        """``kl1 running 0badcafe 70-120,140-190``."""
-        return f"kl1 {self.mark.value} {self.run} {_encode_spans(self.owed)}".rstrip()
+        """``kl2 running 0badcafe <topic id>@0 70-120,140-190``; ``kl1 …`` without an origin."""
+        version = f"kl1 {self.mark.value} {self.run}"
+        if self.origin is not None:
+            version = f"kl2 {self.mark.value} {self.run} {self.origin}"
+        again = "" if self.again is None else f" again {self.again}"
+        return f"{version} {_encode_spans(self.owed)}".rstrip() + again
 
     @classmethod
     def decode(cls, metadata: str) -> LiveMark | None:
@@ -59,18 +99,26 @@ class LiveMark:
         """
         if not metadata:
             return None
-        found = _LIVE.fullmatch(metadata)
-        if found is None:
-            raise _foreign(metadata)
-        return cls(Mark(found["mark"]), found["run"], _decode_spans(found["owed"], metadata))
+        found = _read(_LIVE, metadata)
+        again, owed = (_decode_spans(found.get(name), metadata) for name in ("again", "owed"))
+        return cls(Mark(found["mark"]), found["run"], owed, next(iter(again), None), _origin(found))
 
 
 @dataclass(frozen=True)
 class DoneLog:
-    """The second log: every owed offset below ``watermark`` is done, and so are ``done`` above it."""
+    """The second log: every owed offset below ``watermark`` is done, and so are ``done`` above it.
+
+    Attributes:
+        told: offsets that are accounted for without having been processed: forgiven, or lost and reported.
+        origin: whose offsets these are; None in what version 0.1.0 wrote.
+        target: where the rows go that the group answers for; None where nobody can be asked what is there.
+    """
 
     watermark: int = 0
     done: tuple[Span, ...] = ()
+    told: tuple[Span, ...] = ()
+    origin: Origin | None = field(default=None, compare=False)
+    target: str | None = field(default=None, compare=False)
 
     def outstanding(self, owed: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of ``owed`` is still to be done."""
@@ -90,14 +138,39 @@ class DoneLog:
         rest = DoneLog(self.watermark, done).outstanding(owed)
         reached = rest[0].start if rest else max((span.end for span in owed), default=self.watermark)
         watermark = max(self.watermark, reached)
-        return DoneLog(watermark, difference(done, (Span(0, watermark),)))
+        return replace(self, watermark=watermark, done=difference(done, (Span(0, watermark),)))
+
+    def without(self, spans: tuple[Span, ...]) -> DoneLog:
+        """The log after these offsets came to be owed again, though they were done, or told as lost, before.
+
+        >>> DoneLog(watermark=120).without((Span(70, 100),)).encode()
+        'kl1 done 100-120'
+        """
+        done = difference((Span(0, self.watermark), *self.done), spans)
+        watermark = done[0].end if done and done[0].start == 0 else 0
+        done = difference(done, (Span(0, watermark),))
+        return replace(self, watermark=watermark, done=done, told=difference(self.told, spans))
 
     def encode(self) -> str:
-        """``kl1 done 150-160``. What does not fit is left out, highest first: it costs rework, not data."""
-        spans = list(self.done)
-        while len(text := f"kl1 done {_encode_spans(tuple(spans))}".rstrip()) > MAX_METADATA_BYTES:
-            spans.pop()
+        """``kl2 done <topic id>@0 150-160 told 30-40 in lake.shop.orders``; ``kl1 done 150-160`` without an origin.
+
+        What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
+        not data; and what was told is in the table's ledger by then.
+        """
+        done, told = list(self.done), list(self.told)
+        while len(text := self._text(done, told)) > MAX_METADATA_BYTES and (done or told):
+            if done:
+                done.pop()
+            else:
+                told.pop(0)
         return text
+
+    def _text(self, done: list[Span], told: list[Span]) -> str:
+        if self.origin is None:
+            return f"kl1 done {_encode_spans(done)}".rstrip()
+        words = f"kl2 done {self.origin} {_encode_spans(done)}".rstrip()
+        words += f" told {_encode_spans(told)}" if told else ""
+        return words + (f" in {self.target}" if self.target else "")
 
     @classmethod
     def decode(cls, offset: int | None, metadata: str) -> DoneLog:
@@ -108,10 +181,9 @@ class DoneLog:
         """
         if offset is None:
             return cls()
-        found = _DONE.fullmatch(metadata)
-        if found is None:
-            raise _foreign(metadata)
-        return cls(offset, _decode_spans(found["done"], metadata))
+        found = _read(_DONE, metadata)
+        done, told = (_decode_spans(found.get(name), metadata) for name in ("done", "told"))
+        return cls(offset, done, told, _origin(found), found.get("target"))
 
 
 def committed(first: int | None, owed: tuple[Span, ...]) -> int | None:
@@ -125,33 +197,28 @@ def owed_before(offset: int, outstanding: tuple[Span, ...]) -> Span | None:
     return None if owing is None else Span(owing.start, offset)
 
 
-def fits(owed: tuple[Span, ...]) -> bool:
+def fits(owed: tuple[Span, ...], origin: Origin | None = None, again: Span | None = None) -> bool:
     """Whether the first log's metadata can hold these owed ranges under the longest mark."""
-    return len(LiveMark(Mark.RELEASED, "0" * 8, owed).encode()) <= MAX_METADATA_BYTES
+    return len(LiveMark(Mark.RELEASED, "0" * 8, owed, again, origin).encode()) <= MAX_METADATA_BYTES
 
 
-def run_mark(run_id: str) -> str:
-    """The 8 hex digits by which commit metadata names a run: a Dagster run id's first, else some made of the id."""
-    digits = run_id.replace("-", "")[:8]
-    return digits if _RUN.fullmatch(digits) else hashlib.sha256(run_id.encode()).hexdigest()[:8]
-
-
-def run_of_client(client_id: str) -> str | None:
-    """The run's digits out of ``dagster/<job>/<run id>/<step>`` or a script's id; None of a foreign client.
-
-    >>> run_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders"), run_of_client("rdkafka")
-    ('0badcafe', None)
-    """
-    owner, _, rest = client_id.partition("/")
-    run_id = rest.partition("/")[2].partition("/")[0]
-    return run_mark(run_id) if run_id and owner in ("dagster", "kafka-liveness") else None
-
-
-def _encode_spans(spans: tuple[Span, ...]) -> str:
+def _encode_spans(spans: Sequence[Span]) -> str:
     return ",".join(map(str, spans))
 
 
-def _decode_spans(text: str, metadata: str) -> tuple[Span, ...]:
+def _read(versions: Iterable[re.Pattern[str]], metadata: str) -> dict[str, str]:
+    """The parts of a text that it has, in whichever version it was written."""
+    found = next((match for version in versions if (match := version.fullmatch(metadata))), None)
+    if found is None:
+        raise _foreign(metadata)
+    return {name: part for name, part in found.groupdict().items() if part is not None}
+
+
+def _origin(found: Mapping[str, str]) -> Origin | None:
+    return Origin(int(found["start"]), found["topic_id"]) if "start" in found else None
+
+
+def _decode_spans(text: str | None, metadata: str) -> tuple[Span, ...]:
     try:
         pairs = (part.split("-") for part in text.split(",")) if text else ()
         spans = tuple(Span(int(start), int(end)) for start, end in pairs)

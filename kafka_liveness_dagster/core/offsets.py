@@ -26,6 +26,10 @@ _RANGE = re.compile(
 )
 
 
+MAX_OFFSET = 2**63 - 1
+"""Kafka's offsets are signed 64-bit numbers."""
+
+
 class TopicPartition(NamedTuple):
     """One partition of one topic: Kafka's unit of ownership and order."""
 

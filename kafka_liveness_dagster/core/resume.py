@@ -1,10 +1,13 @@
 """Where does the live lane go on, and what does it owe from now on? One decision per assigned partition (KIP-333).
 
-Told both commit logs and the ends of the log, it answers; the caller commits the answer before any record.
+Told both commit logs, the ends of the log and what the table says it holds, it answers; the caller commits the answer
+before any record.
 
 The worked example: committed 70, crashed at 100, log end 120 on return.
 
+>>> from kafka_liveness_dagster.core.commit_log import LiveMark
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
+>>> from kafka_liveness_dagster.core.witnesses import PartitionFacts
 >>> facts = PartitionFacts(70, LiveMark(Mark.RUNNING, "0badcafe"), log_start=0, log_end=120)
 >>> resume(TopicPartition("orders", 3), facts, ResumePolicy(enable_parallel_rebalance=True))
 Resumed(position=120, owed=(Span(start=70, end=120),), skipped=Span(start=70, end=120))
@@ -15,54 +18,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, fits
+from kafka_liveness_dagster.core.commit_log import DoneLog, Mark, Origin, fits
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import Span, union
+from kafka_liveness_dagster.core.offsets import Span, difference, intersection, union
+from kafka_liveness_dagster.core.witnesses import RowsMissingError, check_identity, check_log, rows_missing
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
 
 
 class NoCommittedOffsetError(KafkaLivenessError):
     """Nothing is committed and ``auto_offset_reset`` is ``error``."""
-
-
-class DataExpiredError(KafkaLivenessError):
-    """Committed offsets lie below the log start: the broker's retention deleted unprocessed records."""
-
-
-class TopicRecreatedError(KafkaLivenessError):
-    """Committed offsets lie above the log end: this is not the log they were committed for."""
-
-
-class SecondLogAheadError(KafkaLivenessError):
-    """The second commit log is of an earlier life of the group: believing it would take new crash lag for done."""
-
-
-@dataclass(frozen=True)
-class PartitionFacts:
-    """What the broker says of one partition when it is assigned; offsets of ``read_committed``."""
-
-    committed: int | None
-    mark: LiveMark | None
-    log_start: int
-    log_end: int
-    second: DoneLog = field(default_factory=DoneLog)
-
-    @property
-    def owed(self) -> tuple[Span, ...]:
-        """What the first log says is owed."""
-        return self.mark.owed if self.mark else ()
-
-    @property
-    def outstanding(self) -> tuple[Span, ...]:
-        """What of it the second log does not say is done."""
-        return self.second.outstanding(self.owed)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether neither lane may process the partition."""
-        return self.mark is not None and self.mark.mark is Mark.PAUSED
 
 
 @dataclass(frozen=True)
@@ -73,6 +40,7 @@ class ResumePolicy:
         min_crash_lag: with fewer offsets behind, resume in order.
         max_owed_ranges: with more ranges owed on a partition, resume in order; None for as many as a commit holds.
         on_data_loss: offsets that expired before they were processed are an error, or are skipped and reported.
+        on_missing_rows: committed offsets whose rows the table has lost are an error, or are owed again.
     """
 
     enable_parallel_rebalance: bool = False
@@ -80,6 +48,7 @@ class ResumePolicy:
     min_crash_lag: int = 1
     max_owed_ranges: int | None = None
     on_data_loss: Literal["raise", "skip"] = "raise"
+    on_missing_rows: Literal["raise", "owe"] = "raise"
 
 
 @dataclass(frozen=True)
@@ -87,7 +56,8 @@ class Resumed:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
     ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
-    ``max_owed_ranges``; ``lost`` what expired before the live lane processed it.
+    ``max_owed_ranges``; ``lost`` what expired before the live lane processed it; ``forgotten`` what is owed again,
+    though nobody remembered it; ``again`` and ``second`` what the first log's mark and the second log say from now on.
     """
 
     position: int
@@ -96,6 +66,14 @@ class Resumed:
     overflow: Span | None = field(default=None, repr=False)
     lost: tuple[Span, ...] = field(default=(), repr=False)
     paused: bool = field(default=False, repr=False)
+    forgotten: tuple[Span, ...] = field(default=(), repr=False)
+    again: Span | None = field(default=None, repr=False)
+    second: DoneLog = field(default_factory=DoneLog, repr=False, compare=False)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the group's life on this log began."""
+        return self.second.origin
 
 
 @dataclass
@@ -111,6 +89,8 @@ class Owned:
     owed: tuple[Span, ...] = ()
     arrival: int = 0
     paused: bool = False
+    again: Span | None = None
+    origin: Origin | None = None
 
 
 def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, poison: tuple[Span, ...] = ()) -> Resumed:
@@ -118,47 +98,58 @@ def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, pois
 
     Args:
         tp: the partition.
-        facts: what the broker says of it.
+        facts: what the broker and the table say of it.
         policy: what the user chose.
         poison: offsets that may not stop the live lane again; it goes on behind one that is next, and owes it.
 
     Raises:
         NoCommittedOffsetError, DataExpiredError, TopicRecreatedError: the log is not where it was left.
-        SecondLogAheadError: the second log is not of this life of the group.
+        RowsMissingError: the table is not as it was left.
     """
+    check_identity(tp, facts)
     found = _resume(tp, facts, policy)
     stuck = next((span for span in poison if span.start == found.position), None)
     owed = found.owed if stuck is None else union((*found.owed, stuck))
-    if stuck is None or not fits(owed):
+    if stuck is None or not fits(owed, found.origin, found.again):
         return found
-    return replace(found, position=stuck.end, owed=owed)
+    # The second log may say of another pass over these offsets that this one is done
+    return replace(found, position=stuck.end, owed=owed, second=found.second.without((stuck,)))
 
 
 def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> Resumed:
-    # Rule 1: a partition nobody committed
-    if facts.committed is None:
-        start = _reset(tp, facts, policy)
-        _check_second(tp, facts, policy, start)
-        return Resumed(start)
-    start, lost = _not_expired(tp, facts, policy)
-    _check_second(tp, facts, policy, start)
-    mark = facts.mark
-    owed = still_owed(facts.second, facts.owed)
+    # Rule 1: where the last commit is, or the reset policy for a partition nobody committed
+    start, lost = _not_expired(tp, facts, policy) if facts.committed is not None else (_reset(tp, facts, policy), ())
+    # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
+    missing = difference(facts.missing(start), lost)
+    if missing and facts.vouched and policy.on_missing_rows == "raise":
+        raise RowsMissingError(rows_missing(tp, facts, missing))
+    gone = intersection(missing, (Span(0, facts.log_start),))
+    if gone and (facts.vouched or policy.on_data_loss == "skip"):
+        missing, lost = difference(missing, gone), union((*lost, *gone))
+    origin, again = _origin(facts, start), _again(facts, start)
+    second = _second(facts, origin, start, (missing, lost))
+    owed = intersection(still_owed(facts), (Span(0, start),))
+    if missing and not _has_room(union((*owed, *missing)), policy, origin, again):
+        back = max(missing[0].start, facts.log_start)  # in order from there: dear, but nothing is left out
+        owed, overflow = intersection(owed, (Span(0, back),)), Span(back, start)
+        return Resumed(back, owed, overflow=overflow, lost=lost, paused=facts.is_paused, again=again, second=second)
+    owed = union((*owed, *missing))
+    found = Resumed(start, owed, lost=lost, forgotten=missing, again=again, second=second)
     lag = Span(start, facts.log_end)
-    # Rule 2: what was paused stays so, whoever owns it and however its owner ended
+    # Rule 3: what was paused stays so, whoever owns it and however its owner ended
     if facts.is_paused:
-        return Resumed(start, owed, lost=lost, paused=True)
-    # Rule 3: a handover is not a crash
-    crashed = mark is not None and mark.mark is Mark.RUNNING
-    # Rule 4: below min_crash_lag the backlog costs less than a backfill
+        return replace(found, paused=True)
+    # Rule 4: a handover is not a crash
+    crashed = facts.mark is not None and facts.mark.mark is Mark.RUNNING
+    # Rule 5: below min_crash_lag the backlog costs less than a backfill
     if not (policy.enable_parallel_rebalance and crashed and lag.size >= max(1, policy.min_crash_lag)):
-        return Resumed(start, owed, lost=lost)
-    # Rule 5: a token that does not fit may not be half written
+        return found
+    # Rule 6: a token that does not fit may not be half written
     jumped = union((*owed, lag))
-    if not fits(jumped) or (policy.max_owed_ranges is not None and len(jumped) > policy.max_owed_ranges):
-        return Resumed(start, owed, overflow=lag, lost=lost)
-    # Rule 6: the live lane is fresh, the lag is owed
-    return Resumed(lag.end, jumped, skipped=lag, lost=lost)
+    if not _has_room(jumped, policy, origin, again):
+        return replace(found, overflow=lag)
+    # Rule 7: the live lane is fresh, the lag is owed
+    return replace(found, position=lag.end, owed=jumped, skipped=lag)
 
 
 def _not_expired(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:
@@ -173,13 +164,49 @@ def _not_expired(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy
     return facts.log_start, (Span(facts.committed, facts.log_start),)
 
 
-def still_owed(second: DoneLog, owed: tuple[Span, ...]) -> tuple[Span, ...]:
-    """What of ``owed`` the first log must go on to carry: what is not done, or all where that would not fit.
+def _origin(facts: PartitionFacts, start: int) -> Origin:
+    """Where the life of the group begins that is written down from now on."""
+    # A stranger's commit, and nobody to hold it against: what lies below it is not ours to answer for
+    known = None if facts.account is None and facts.mark is None else facts.origin
+    topic_id = facts.topic_id or (known.topic_id if known else "")
+    return Origin(start if known is None else min(known.start, start), topic_id)
+
+
+def _again(facts: PartitionFacts, start: int) -> Span | None:
+    """What is to be processed although it was done: the group's offsets were set back, by whomever."""
+    known = [] if facts.mark is None or facts.mark.again is None else [facts.mark.again]
+    if facts.mark is None and facts.account is not None and facts.account.done:
+        known.append(Span(start, facts.account.done[-1].end))
+    if facts.second.end > start:
+        known.append(Span(start, facts.second.end))
+    known = [span for span in known if span.end > start or intersection((span,), facts.owed)]
+    if not known:
+        return None
+    return Span(min(span.start for span in known), max(span.end for span in known))
+
+
+def _second(
+    facts: PartitionFacts, origin: Origin, start: int, missing_and_lost: tuple[tuple[Span, ...], tuple[Span, ...]]
+) -> DoneLog:
+    """The second log as it must be before the first one says the same: nothing that is owed from now on is done."""
+    missing, lost = missing_and_lost
+    ahead = (Span(start, facts.second.end),) if facts.second.end > start else ()
+    log = facts.second.without((*missing, *ahead)) if missing or ahead else facts.second
+    return replace(log, told=union((*log.told, *lost)), origin=origin)
+
+
+def _has_room(owed: tuple[Span, ...], policy: ResumePolicy, origin: Origin, again: Span | None) -> bool:
+    most = policy.max_owed_ranges
+    return fits(owed, origin, again) and (most is None or len(owed) <= most)
+
+
+def still_owed(facts: PartitionFacts) -> tuple[Span, ...]:
+    """What the first log must go on to carry of what it owes: what is not done, or all where that would not fit.
 
     A range with done islands is more ranges than before, and what is done may stay in the first log.
     """
-    rest = second.outstanding(owed)
-    return rest if fits(rest) else owed
+    rest = facts.outstanding
+    return rest if fits(rest, facts.origin, facts.mark.again if facts.mark else None) else facts.owed
 
 
 def _reset(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> int:
@@ -189,31 +216,3 @@ def _reset(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> i
             f"({facts.log_start} is the log start, {facts.log_end} the log end) or choose 'earliest' or 'latest'"
         )
     return facts.log_end if policy.auto_offset_reset == "latest" else facts.log_start
-
-
-def check_log(tp: TopicPartition, offset: int, log_start: int, log_end: int) -> None:
-    """Whether the log is still the one in which ``offset`` is the next to process.
-
-    Raises:
-        DataExpiredError, TopicRecreatedError: it is not; with both offsets and the remedy.
-    """
-    if offset > log_end:
-        raise TopicRecreatedError(
-            f"{tp} is committed at {offset} but its log ends at {log_end}: the topic was deleted and created again. "
-            "Reset the group's offsets (kafka-consumer-groups --reset-offsets) once you know why"
-        )
-    if offset < log_start:
-        raise DataExpiredError(
-            f"{tp} is committed at {offset} but its log starts at {log_start}: {log_start - offset} offsets were "
-            "deleted before they were processed. Raise the topic's retention; to go on without them, and have them "
-            "reported as lost, set on_data_loss='skip'"
-        )
-
-
-def _check_second(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, position: int) -> None:
-    if policy.enable_parallel_rebalance and facts.second.end > position:
-        raise SecondLogAheadError(
-            f"the second commit log of {tp} reaches to {facts.second.end}, but the group begins at {position}: its "
-            "offsets were reset or deleted, and crash lag in between would count as done. Delete what group_id"
-            f"{CATCH_UP_SUFFIX} committed too (kafka-consumer-groups --delete-offsets --group …{CATCH_UP_SUFFIX})"
-        )

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 
 DEFAULT_SESSION_SECONDS = 10.0  # KIP-62; Java raised its own default to 45 s in KIP-735
 DEFAULT_BUDGET_SECONDS = 300.0  # KIP-62: max.poll.interval.ms = 5 min
@@ -37,22 +40,6 @@ class Budget:
 
     def __str__(self) -> str:
         return f"{self.seconds:g} s ({self.source})"
-
-
-@dataclass(frozen=True)
-class BrokerLimits:
-    """``group.min.session.timeout.ms`` and ``group.max.session.timeout.ms`` of the broker."""
-
-    min_session_ms: int
-    max_session_ms: int
-
-
-@dataclass(frozen=True)
-class GroupTimeouts:
-    """What the broker's group config says: ``consumer.session.timeout.ms``, ``consumer.heartbeat.interval.ms``."""
-
-    session_ms: int
-    heartbeat_ms: int
 
 
 @dataclass(frozen=True)

@@ -6,94 +6,37 @@ The number of requests does not grow with the number of partitions.
 from __future__ import annotations
 
 import difflib
-import functools
-import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+from confluent_kafka.admin import ConfigResource, OffsetSpec
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.resume import PartitionFacts
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, GroupTimeouts
-from kafka_liveness_dagster.kafka.errors import Heard, KafkaRefusedError, TopicNotFoundError
+from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+from kafka_liveness_dagster.kafka.clients import admin_client, reader
+from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, TopicNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from confluent_kafka import KafkaError
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 REQUEST_SECONDS = 5.0
-_OPEN_READERS = 64  # each has 3 threads, one more for every broker, and 2 connections
-_READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
 _LATELY_SECONDS = 0.1  # who answered since is there
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
 _APACHE_GROUP = GroupTimeouts(session_ms=45_000, heartbeat_ms=5_000)
 _ENDS = (OffsetSpec.earliest(), OffsetSpec.latest())
+_NO_TOPIC_ID = "A" * 22  # of a broker without KIP-516
+_URL_SAFE = str.maketrans("+/", "-_")  # as Kafka writes its ids; librdkafka does otherwise
 _GROUP_KEYS = ("session.timeout", "heartbeat.interval")
-quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
-quiet_log.addHandler(logging.NullHandler())
-quiet_log.propagate = False  # a refused connection is reported once, by our own error
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A committed offset with its metadata."""
-
-    offset: int
-    metadata: str
-
-
-@dataclass(frozen=True)
-class GroupMember:
-    """One member as the coordinator sees it."""
-
-    member_id: str
-    client_id: str
-    host: str
-    partitions: tuple[TopicPartition, ...]
-    group_instance_id: str | None = None
-
-
-@dataclass(frozen=True)
-class Group:
-    """A group as its coordinator describes it; ``state`` is the client's word, ``UNKNOWN`` for one it does not know."""
-
-    state: str
-    members: tuple[GroupMember, ...]
-
-
-def logger_of(config: Mapping[str, Any]) -> logging.Logger | None:
-    """Where a client logs to; with ``debug`` set librdkafka writes by itself, for a logger is served by polls alone."""
-    return None if "debug" in config else quiet_log
-
-
-@functools.lru_cache(maxsize=16)
-def _client(settings: KafkaSettings) -> tuple[AdminClient, Heard]:
-    """One connection per cluster and process: making and closing one costs more than the questions asked."""
-    heard = Heard(settings)
-    config = {**settings.client("kafka-liveness/admin"), "error_cb": heard}
-    return AdminClient(config, logger=logger_of(config)), heard
-
-
-@functools.lru_cache(maxsize=_OPEN_READERS)
-def _reader(group_id: str, settings: KafkaSettings) -> Consumer:
-    """A consumer that never subscribes, to read a group's commits with.
-
-    ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
-    answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
-    """
-    config = {"reconnect.backoff.ms": _READER_BACKOFF_MS, **settings.committer(group_id, "kafka-liveness/reader")}
-    return Consumer(config, logger=logger_of(config))
 
 
 class Cluster:
@@ -107,7 +50,7 @@ class Cluster:
         self._met: set[TopicPartition] = set()
         self._answered_at = -1.0
         try:
-            self._admin, self._heard = _client(settings)
+            self._admin, self._heard = admin_client(settings)
         except KafkaException as error:
             raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
 
@@ -140,9 +83,10 @@ class Cluster:
         try:
             found = self._admin.describe_configs([broker], request_timeout=REQUEST_SECONDS)[broker].result()
             shortest, longest = (int(found[f"group.{end}.session.timeout.ms"].value) for end in ("min", "max"))
+            minutes = int(found["offsets.retention.minutes"].value)
         except (KafkaException, KeyError, TypeError):
             return _APACHE_LIMITS  # managed clusters refuse the question; the broker then checks at the join
-        return BrokerLimits(shortest, min(longest, _LIBRDKAFKA_MAX_SESSION_MS))
+        return BrokerLimits(shortest, min(longest, _LIBRDKAFKA_MAX_SESSION_MS), 60.0 * minutes)
 
     def group_timeouts(self, group_id: str) -> GroupTimeouts:
         """Session and heartbeat of a group's members under KIP-848; the group need not exist."""
@@ -172,11 +116,40 @@ class Cluster:
         self._answered_at = time.monotonic()
         return {tp: (starts[tp].offset, ends[tp].offset) for tp in partitions}
 
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Kafka's id of each topic, by which one made anew is known (KIP-516); empty where the broker tells none.
+
+        Raises:
+            TopicNotFoundError: a topic is gone.
+        """
+        return self._topic_ids(self._ask_topics(set(topics)))
+
+    def _ask_topics(self, topics: set[str]) -> dict[str, Any]:
+        if not topics:
+            return {}
+        asked: dict[str, Any] = self._admin.describe_topics(
+            TopicCollection(sorted(topics)), request_timeout=REQUEST_SECONDS
+        )
+        return asked
+
+    def _topic_ids(self, asked: Mapping[str, Any]) -> dict[str, str]:
+        found = {}
+        for topic, future in asked.items():
+            try:
+                told = str(future.result().topic_id or "").translate(_URL_SAFE)
+            except KafkaException as error:
+                refused = self._refused(error, f"asking for the id of topic {topic}")
+                if not isinstance(refused, KafkaRefusedError):
+                    raise refused from error
+                told = ""  # a broker that does not know the question: by its id the topic is not to be known
+            found[topic] = "" if told == _NO_TOPIC_ID else told
+        return found
+
     def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:
         """The committed offsets of a group for those of the partitions that have one."""
-        reader = _reader(group_id, self.settings)
+        client = reader(group_id, self.settings)
         try:
-            found = reader.committed([KafkaTopicPartition(*tp) for tp in partitions], timeout=REQUEST_SECONDS)
+            found = client.committed([KafkaTopicPartition(*tp) for tp in partitions], timeout=REQUEST_SECONDS)
         except KafkaException as error:
             raise self._refused(error, f"reading the committed offsets of group {group_id}") from error
         if refused := next((tp.error for tp in found if tp.error is not None), None):
@@ -188,7 +161,7 @@ class Cluster:
         }
 
     def facts(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
-        """Both commit logs and the log bounds of these partitions.
+        """Both commit logs, the log bounds and the topic's id of these partitions.
 
         Raises:
             ForeignCommitError: a commit of the group is not ours.
@@ -196,8 +169,10 @@ class Cluster:
         if not partitions:
             return {}
         first, second = (self.commits(group, partitions) for group in (group_id, group_id + CATCH_UP_SUFFIX))
+        asked = self._ask_topics({tp.topic for tp in partitions})  # is answered while the bounds are
         bounds = self.log_bounds(partitions)
-        return {tp: _facts(first.get(tp), second.get(tp), *bounds[tp]) for tp in partitions}
+        ids = self._topic_ids(asked)
+        return {tp: _facts(first.get(tp), second.get(tp), bounds[tp], ids[tp.topic]) for tp in partitions}
 
     def group(self, group_id: str) -> Group:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
@@ -240,11 +215,13 @@ class Cluster:
         return self._heard.named(error, doing)
 
 
-def _facts(first: Commit | None, second: Commit | None, log_start: int, log_end: int) -> PartitionFacts:
+def _facts(first: Commit | None, second: Commit | None, bounds: tuple[int, int], topic_id: str) -> PartitionFacts:
+    log_start, log_end = bounds
     return PartitionFacts(
         committed=first.offset if first else None,
         mark=LiveMark.decode(first.metadata) if first else None,
         log_start=log_start,
         log_end=log_end,
         second=DoneLog.decode(second.offset if second else None, second.metadata if second else ""),
+        topic_id=topic_id,
     )

@@ -12,11 +12,12 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
-from kafka_liveness_dagster.core.resume import DataExpiredError
+from kafka_liveness_dagster.core.witnesses import DataExpiredError, check_identity
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.proof import Proof
 from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
 from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.core.resume import PartitionFacts
     from kafka_liveness_dagster.core.timeouts import Budget
     from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.proof import Facts
+    from kafka_liveness_dagster.kafka.witness import Witness
 
 
 class PausedPartitionError(KafkaLivenessError):
@@ -41,6 +43,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
     Args:
         ranges: crash lag ranges, in any order; parts that are done already are left out.
         on_data_loss: offsets that expired before they were caught up are an error, or are recorded and reported.
+        witness: who knows what is in the table; None where the two commit logs alone say what is done.
 
     Attributes:
         quarantined: offsets that were left out, each too slow for a batch of its own.
@@ -57,6 +60,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
         budget: Budget,
         link: RunLink,
         on_data_loss: Literal["raise", "skip"] = "raise",
+        witness: Witness | None = None,
     ) -> None:
         self.budget, self.group_id = budget, group_id
         self.quarantined: list[OffsetRange] = []
@@ -64,6 +68,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
         self._asked = by_partition(ranges)
         self._max_records, self._on_data_loss, self._log = max_poll_records, on_data_loss, link.log
         self._cluster = Cluster(kafka)
+        self._proof = Proof(self._cluster, group_id, self._asked, witness)
         self._second = SecondLog(kafka, group_id, link.client_id)
         self._reader = RecordReader(kafka, group_id, link.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
@@ -75,7 +80,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
 
     def __enter__(self) -> Self:
         try:
-            self._second.check_owed(self._asked)
+            self._second.check_owed(self._asked, self._proof.look())
         except BaseException:
             self.close()
             raise
@@ -98,10 +103,12 @@ class CatchUpConsumer(Watched, ReadsRecords):
         Raises:
             FencedError: the run is gone.
             DataExpiredError: offsets of the range were deleted by the broker's retention.
+            TopicRecreatedError: the topic was made anew.
+            RowsMissingError: the table lost what this run, or one before it, had written.
             PausedPartitionError: what is left may not be processed now.
         """
         self._begin_again_if_too_slow()
-        left, facts = self._outstanding()
+        left, facts = self._outstanding(self._proof.known())
         pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
         ranges, self._last = plan(pending, bound, self._last)
@@ -109,6 +116,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
             if ahead:
                 return None
             self._check_paused([tp for tp in left if facts[tp].is_paused and left[tp]])
+            self._proof.check(self.quarantined)
             return None
         self._plan(ranges)
         return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._epoch, self._last)
@@ -138,11 +146,13 @@ class CatchUpConsumer(Watched, ReadsRecords):
         """
         self._check_open(batch)
         self._second.record(batch.ranges, self._watchdog.check)
+        self._proof.wrote(batch.ranges)
         self._last_committed = batch.last
 
     def outstanding_ranges(self) -> list[OffsetRange]:
-        """What of the asked ranges is still to be done, from both commit logs; sorted."""
-        return [OffsetRange(*tp, *span) for tp, spans in self._outstanding()[0].items() for span in spans]
+        """What of the asked ranges is still to be done, by both commit logs and the table; sorted."""
+        left, _ = self._outstanding(self._proof.known())
+        return [OffsetRange(*tp, *span) for tp, spans in left.items() for span in spans]
 
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
@@ -154,9 +164,10 @@ class CatchUpConsumer(Watched, ReadsRecords):
         if batch.epoch != self._epoch:
             raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before its process timeout")
 
-    def _outstanding(self) -> tuple[dict[TopicPartition, tuple[Span, ...]], dict[TopicPartition, PartitionFacts]]:
-        facts = self._cluster.facts(self.group_id, list(self._asked))
-        left = {tp: intersection(facts[tp].outstanding, spans) for tp, spans in self._asked.items()}
+    def _outstanding(self, facts: Facts) -> tuple[dict[TopicPartition, tuple[Span, ...]], Facts]:
+        for tp, one in facts.items():
+            check_identity(tp, one)
+        left = {tp: facts[tp].left_of(spans) for tp, spans in self._asked.items()}
         expired = [
             OffsetRange(*tp, *span)
             for tp, spans in left.items()
@@ -167,7 +178,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
         self._lose(expired, facts)
         return {tp: difference(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}, facts
 
-    def _lose(self, expired: list[OffsetRange], facts: dict[TopicPartition, PartitionFacts]) -> None:
+    def _lose(self, expired: list[OffsetRange], facts: Facts) -> None:
         first = expired[0]
         told = (
             f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} owed offsets expired before they were "
@@ -178,7 +189,10 @@ class CatchUpConsumer(Watched, ReadsRecords):
                 f"{told}. Raise the topic's retention. To go on without them: `kafka-liveness forgive {self.group_id} "
                 f"{first} --reason …`, or on_data_loss='skip'"
             )
+        spans = by_partition(expired)
+        self._second.tell(spans)
         self._second.record(expired, self._watchdog.check)
+        self._proof.lost(spans)
         self.lost += expired
         self._log.error("lost: %s; recorded as done", told)
 

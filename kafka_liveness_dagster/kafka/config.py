@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kafka_liveness_dagster.core.timeouts import Timeouts
+    from kafka_liveness_dagster.kafka.witness import Witness
 
 DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
 _FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"
@@ -164,6 +165,8 @@ class LiveSettings:
             wait for the next poll, as KIP-62 has it.
         group_instance_id: of a static member (KIP-345), None for a dynamic one.
         greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares otherwise.
+        witness: who knows what is in the table, None where nobody does.
+        renew_seconds: how often the second log is committed anew, so that it does not expire under a live run.
     """
 
     topics: tuple[str, ...]
@@ -173,6 +176,8 @@ class LiveSettings:
     serves_while_busy: bool = False
     group_instance_id: str | None = None
     greedy: bool = False
+    witness: Witness | None = None
+    renew_seconds: float = 3_600.0
 
     def __post_init__(self) -> None:
         check_group_id(self.group_id)

@@ -17,11 +17,13 @@ from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError
+from kafka_liveness_dagster.kafka.findings import Found
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import SERVE_SECONDS, Member
 from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
 from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
+from kafka_liveness_dagster.kafka.witness import witnessed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,12 +49,13 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
     Attributes:
         jumped: crash lag this consumer found, in the order of finding.
         lost: what expired before either lane processed it, with ``on_data_loss="skip"``.
+        forgotten: what this consumer owes again: the commit that said so was replaced, or the table has lost it.
     """
 
     def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
         self.timeouts, self.settings = timeouts, live
-        self.jumped: list[OffsetRange] = []
-        self.lost: list[OffsetRange] = []
+        self._found = Found()
+        self.jumped, self.lost, self.forgotten = self._found.jumped, self._found.lost, self._found.forgotten
         self._kafka, self._link, self._cluster = kafka, link, Cluster(kafka)
         self._reader = RecordReader(kafka, live.group_id, link.client_id)
         self._second = self._lane = None
@@ -189,11 +192,13 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
         self._ended_by = self._watchdog.reason or FenceReason.POLL_TIMEOUT
         if not self._ended_by.may_rejoin:
             self._watchdog.check()
-        facts = self._cluster.facts(self.settings.group_id, self._cluster.partitions(self.settings.topics))
+        partitions = self._cluster.partitions(self.settings.topics)
+        facts = witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness)
         for tp, found in facts.items():  # what no resume can work with is said before the group is disturbed
             resume(tp, found, self.settings.policy)
         member = Member(self._kafka, self.settings, self.timeouts, self._link)
-        self._lane = LiveLane(self._cluster, member, self.settings, (self.jumped, self.lost), self._link.log)
+        of = (self._cluster, member, self.settings)
+        self._lane = LiveLane(*of, found=self._found, second=self._second_log, log=self._link.log)
         self._last = self._last_committed  # the shares are dealt again as they were for the batch that failed
         self._epoch += 1
         self._watchdog.rearm()

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import run_mark
+from kafka_liveness_dagster.core.run_marks import run_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,29 +1,40 @@
 """What does one membership work on? It settles the partitions that arrive and plans batches over what it owns.
 
-Decides nothing (``core.resume`` and ``core.fairness`` do); what it settles is committed before any record of it.
+Decides nothing (``core.resume`` and ``core.fairness`` do); what it settles is committed before any record of it: first
+to the second log, which may not say of another life of the group what this one still has to do.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.resume import Owned, check_log, resume, still_owed
+from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
+from kafka_liveness_dagster.core.witnesses import TopicRecreatedError, check_log, recreated
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.witness import witnessed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from logging import Logger
 
-    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.commit_log import DoneLog
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.core.resume import Resumed
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.config import LiveSettings
+    from kafka_liveness_dagster.kafka.findings import Found
     from kafka_liveness_dagster.kafka.member import Member
+    from kafka_liveness_dagster.kafka.second_log import SecondLog
+    from kafka_liveness_dagster.kafka.witness import Witness
 
 _FORGET_SECONDS = 60.0
 
@@ -32,7 +43,8 @@ class LiveLane:
     """The partitions of one member.
 
     Args:
-        found: take the crash lag that this membership finds, and what expired unprocessed.
+        found: takes what this membership comes upon.
+        second: the second log, opened when it has to be written.
     """
 
     def __init__(
@@ -40,13 +52,16 @@ class LiveLane:
         cluster: Cluster,
         member: Member,
         live: LiveSettings,
-        found: tuple[list[OffsetRange], list[OffsetRange]],
+        *,
+        found: Found,
+        second: Callable[[], SecondLog],
         log: Logger,
     ) -> None:
         self.member = member
         self._cluster, self._live, self._log = cluster, live, log
-        self._jumped, self._lost = found
-        self._forgot_at = self._planned_at = time.monotonic()
+        self._found, self._second = found, second
+        self._ids: dict[str, str] = {}
+        self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
 
     def settle(self, poison: Collection[OffsetRange]) -> None:
         """Decide where arrived partitions go on, and make it durable before the first record of theirs.
@@ -58,14 +73,23 @@ class LiveLane:
         if not arrived:
             return
         reach(Failpoint.AFTER_JOIN)
-        facts = self._cluster.facts(self._live.group_id, sorted(arrived))
+        facts = self._facts(sorted(arrived))
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, poison)) for tp in arrived}
+        self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
         self.member.adopt(
-            {tp: Owned(r.position, r.position, r.owed, arrived[tp], r.paused) for tp, r in resumed.items()}
+            {
+                tp: Owned(
+                    r.position, r.position, r.owed, arrived[tp], r.paused, r.again, r.origin if self._witness else None
+                )
+                for tp, r in resumed.items()
+            }
         )
-        for tp in (tp for tp in sorted(arrived) if tp in self.member.owned):
+        adopted = [tp for tp in sorted(arrived) if tp in self.member.owned]
+        self._ids.update({tp.topic: one.topic_id for tp, one in facts.items()})
+        self._learn({tp: (facts[tp], resumed[tp]) for tp in adopted})
+        for tp in adopted:
             reach(Failpoint.AFTER_TOKEN_COMMIT)
-            self._tell(tp, resumed[tp])
+            self._found.tell(tp, resumed[tp], self._log)
 
     def plan(self, max_records: int, min_records: int, last: TopicPartition | None) -> Batch | None:
         """The next ranges of what is owned, None when there is less; they count as planned from now on."""
@@ -79,6 +103,7 @@ class LiveLane:
         if sum(span.size for (span,) in pending.values()) < min_records:
             return None
         ranges, last = plan(pending, max_records, last, greedy=self._live.greedy)
+        self._check_identity([r.topic_partition for r in ranges], "nothing was written or committed")
         for r in ranges:
             owned[r.topic_partition].position = r.end
         arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}
@@ -90,7 +115,15 @@ class LiveLane:
         arrivals: Mapping[TopicPartition, int],
         waiting: Callable[[], None],
     ) -> None:
-        """Commit done spans; those that were handed over meanwhile are their new owner's to do again."""
+        """Commit done spans; those that were handed over meanwhile are their new owner's to do again.
+
+        Raises:
+            TopicRecreatedError: the topic was made anew since they were planned: nobody knows whose records they are.
+        """
+        done = ", ".join(f"{tp}:{span}" for tp, span in spans.items())
+        self._check_identity(
+            spans, f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
+        )
         handed_over = self.member.commit(spans, arrivals, waiting)
         if handed_over:
             told = "handed over before the commit, replayed by the new owner: %s"
@@ -127,38 +160,66 @@ class LiveLane:
             raise
 
     def forget_done(self) -> None:
-        """Now and then drop owed ranges that are done: the second log may expire before this member ends."""
-        if time.monotonic() - self._forgot_at < _FORGET_SECONDS:
+        """Now and then drop owed ranges that are done, and keep the second log from expiring: it has no members."""
+        now = time.monotonic()
+        if now - self._renewed_at >= self._live.renew_seconds:
+            self._renewed_at = now
+            self._second().renew(list(self.member.owned))
+        if now - self._forgot_at < _FORGET_SECONDS:
             return
-        self._forgot_at = time.monotonic()
+        self._forgot_at = now
         owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.owed}
-        facts = self._cluster.facts(self._live.group_id, list(owing))
+        facts = self._facts(list(owing))
         for tp, owned in owing.items():
-            owned.owed = still_owed(facts[tp].second, owned.owed)
+            self._found.debts[tp] = owned.owed = still_owed(_as_owned(facts[tp], owned))
+
+    @property
+    def _witness(self) -> Witness | None:
+        return self._live.witness
+
+    def _second_of(self, resumed: Resumed) -> DoneLog:
+        target = resumed.second.target if self._witness is None else self._witness.target
+        return replace(resumed.second, target=target)
+
+    def _facts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
+        facts = witnessed(self._cluster, self._live.group_id, partitions, self._witness)
+        return {tp: replace(one, remembered=self._found.debts.get(tp, ())) for tp, one in facts.items()}
+
+    def _learn(self, settled: Mapping[TopicPartition, tuple[PartitionFacts, Resumed]]) -> None:
+        """What is known besides what the table says goes into it with the next write."""
+        if self._witness is None:
+            return
+        known = {}
+        for tp, (facts, r) in settled.items():
+            done = () if facts.account is None or facts.account.complete else facts.vouched_for
+            assert r.origin is not None  # noqa: S101 - resume gave it
+            known[tp] = Account(done, r.second.told, r.origin.start, r.origin.topic_id)
+        self._witness.learn(known)
+
+    def _check_identity(self, partitions: Collection[TopicPartition], outcome: str) -> None:
+        if not partitions:
+            return
+        ids = self._cluster.topic_ids({tp.topic for tp in partitions})
+        for tp in partitions:
+            was, now = self._ids.get(tp.topic, ""), ids[tp.topic]
+            if was and now and was != now:
+                raise TopicRecreatedError(recreated(tp, was, now, "this run", outcome))
 
     def _pass_expired(self, tp: TopicPartition, owned: Owned, log_start: int) -> None:
         """With ``on_data_loss="skip"``, between two batches: go on at the log start, and report what is gone."""
         if self._live.policy.on_data_loss == "skip" and owned.committed == owned.position < log_start:
-            self._lose(tp, Span(owned.position, log_start))
+            lost = Span(owned.position, log_start)
+            self._second().tell({tp: (lost,)})
+            if self._witness is not None:
+                self._witness.learn({tp: Account(told=(lost,))})
+            self._found.lose(tp, lost, self._log)
             owned.committed = owned.position = log_start
 
-    def _lose(self, tp: TopicPartition, lost: Span) -> None:
-        self._lost.append(OffsetRange(*tp, *lost))
-        told = "lost: %s, %d offsets, expired before it was processed; going on without it"
-        self._log.error(told, self._lost[-1], lost.size)
 
-    def _tell(self, tp: TopicPartition, resumed: Resumed) -> None:
-        for lost in resumed.lost:
-            self._lose(tp, lost)
-        if resumed.paused:
-            self._log.warning("%s is paused at %d, in both lanes: resume() lets it go on", tp, resumed.position)
-        if resumed.skipped is not None:
-            self._jumped.append(OffsetRange(*tp, *resumed.skipped))
-            told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
-            self._log.warning(told, self._jumped[-1], resumed.skipped.size, resumed.position)
-        if resumed.overflow is not None:
-            told = "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges"
-            self._log.warning(told, tp, resumed.overflow.start)
+def _as_owned(facts: PartitionFacts, owned: Owned) -> PartitionFacts:
+    """The facts as they will be with the owner's next commit."""
+    mark = LiveMark(Mark.RUNNING, "0" * 8, owned.owed, owned.again, owned.origin)
+    return replace(facts, committed=owned.committed, mark=mark)
 
 
 def _spans(tp: TopicPartition, ranges: Collection[OffsetRange]) -> tuple[Span, ...]:

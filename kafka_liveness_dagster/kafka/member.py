@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.kafka.admin import logger_of
+from kafka_liveness_dagster.kafka.clients import logger_of
 from kafka_liveness_dagster.kafka.errors import (
     CommitRefusedError,
     is_held_up,
@@ -184,7 +184,7 @@ class Member(Rebalanced):
             self._client.close()
 
     def _mark(self, owned: Owned, mark: Mark = Mark.RUNNING) -> LiveMark:
-        return LiveMark(Mark.PAUSED if owned.paused else mark, self._run, owned.owed)
+        return LiveMark(Mark.PAUSED if owned.paused else mark, self._run, owned.owed, owned.again, owned.origin)
 
     def _refused(self, error: KafkaError) -> KafkaLivenessError:
         self._has_ended(error)

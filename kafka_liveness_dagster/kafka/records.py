@@ -16,9 +16,10 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.reading import Reading
-from kafka_liveness_dagster.core.resume import check_log
 from kafka_liveness_dagster.core.turns import Held, Heuristic, Prefetch
-from kafka_liveness_dagster.kafka.admin import Cluster, logger_of
+from kafka_liveness_dagster.core.witnesses import check_log
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.clients import logger_of
 from kafka_liveness_dagster.kafka.errors import is_passing, named
 
 if TYPE_CHECKING:

@@ -6,22 +6,24 @@ repeated when another's replaced it. A write that is lost for good costs rework,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Origin
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
-from kafka_liveness_dagster.kafka.admin import Cluster, logger_of
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.clients import logger_of
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
 from kafka_liveness_dagster.kafka.portions import portions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.commit_log import DoneLog
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _WRITES = 5
@@ -38,6 +40,7 @@ class SecondLog:
         config = kafka.committer(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
         self._cluster, self._kafka, self._group_id = Cluster(kafka), kafka, group_id
         self._client = Consumer(config, logger=logger_of(config))
+        self._seen: dict[TopicPartition, DoneLog] = {}
 
     def record(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
         """Write down that owed ranges are done; what is not owed any more is left as it is.
@@ -58,22 +61,65 @@ class SecondLog:
             "done stays owed; run its backfill again"
         )
 
-    def check_owed(self, asked: Mapping[TopicPartition, tuple[Span, ...]]) -> None:
-        """Whether the ranges may be owed: one that reaches above the first log was never skipped, someone mistyped it.
+    def put(self, logs: Mapping[TopicPartition, tuple[DoneLog, DoneLog]]) -> None:
+        """Write what these logs must say from now on, where it is not what they say: ``{tp: (before, after)}``.
 
-        Below it every offset is in the table or owed, though either log may have forgotten how it came there.
+        Raises:
+            CommitRefusedError: the broker refused.
+        """
+        self._seen.update({tp: after for tp, (_, after) in logs.items()})
+        changed = {tp: after for tp, (before, after) in logs.items() if _text(before) != _text(after)}
+        if changed:
+            self._write(changed)
+
+    def tell(self, told: Mapping[TopicPartition, tuple[Span, ...]]) -> None:
+        """Write down that offsets are accounted for without having been processed: forgiven, or lost and reported.
+
+        Raises:
+            CommitRefusedError: the broker refused.
+        """
+        facts = self._cluster.facts(self._group_id, list(told))
+        before = {tp: facts[tp].second for tp in told}
+        # Of what version 0.1.0 committed nobody knows where it began: nothing below is held against the table
+        begun = {tp: Origin(facts[tp].committed or 0, facts[tp].topic_id) for tp in told}
+        origins = {tp: before[tp].origin or facts[tp].origin or begun[tp] for tp in told}
+        self.put(
+            {
+                tp: (log, replace(log, told=union((*log.told, *told[tp])), origin=origins[tp]))
+                for tp, log in before.items()
+            }
+        )
+
+    def renew(self, partitions: Sequence[TopicPartition]) -> None:
+        """Commit what is there once more: the offsets of a group without members expire.
+
+        What is not there any more is written as it was seen last.
+        """
+        if not partitions:
+            return
+        found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
+        now = {tp: DoneLog.decode(commit.offset, commit.metadata) for tp, commit in found.items()}
+        self._seen.update(now)
+        self._write({tp: self._seen[tp] for tp in partitions if tp in self._seen})
+
+    def check_owed(
+        self, asked: Mapping[TopicPartition, tuple[Span, ...]], facts: Mapping[TopicPartition, PartitionFacts]
+    ) -> None:
+        """Whether the ranges may be owed: what is not done, and above the first log, was never skipped.
+
+        Someone mistyped it, or the group's offsets were set back and the live lane will come to it.
 
         Raises:
             NotOwedError: with what is owed.
         """
-        facts = self._cluster.facts(self._group_id, list(asked))
         for tp, spans in asked.items():
             first = facts[tp].committed or 0
-            if unknown := difference(spans, (Span(0, first),)):
+            if unknown := difference(facts[tp].left_of(spans), (Span(0, first),)):
                 raise NotOwedError(
                     f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self._group_id}: its live lane is at "
                     f"{first}, and it owes {', '.join(map(str, facts[tp].outstanding)) or 'nothing'} of {tp}. Nothing "
-                    "was processed; if the partition was added by hand, delete it"
+                    "was processed; if the partition was added by hand, delete it; if the group's offsets were reset, "
+                    "the live lane comes to it"
                 )
 
     def close(self) -> None:
@@ -91,6 +137,10 @@ class SecondLog:
                 self._client.commit(offsets=portion, asynchronous=False)
         except KafkaException as error:
             raise named(error, f"committing to {group}", self._kafka.bootstrap_servers) from error
+
+
+def _text(log: DoneLog) -> tuple[int, str]:
+    return log.watermark, log.encode()
 
 
 def by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:

@@ -16,7 +16,8 @@ from kafka_liveness_dagster.kafka.second_log import SecondLog
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafka_liveness_dagster.core.resume import Owned, PartitionFacts
+    from kafka_liveness_dagster.core.resume import Owned
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
     from kafka_liveness_dagster.kafka.link import RunLink
@@ -120,11 +121,14 @@ class TwoLanes:
         owed = {tp: owed_before(offset, facts[tp].outstanding) for tp, offset in offsets.items()}
         mine = {tp: self._in_hand(tp, offset) for tp, offset in offsets.items() if owed[tp] is None}
         if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
-            self._second = self._second or SecondLog(self._kafka, self.settings.group_id, self._link.client_id)
-            self._second.record(caught_up, self._watchdog.check)
+            self._second_log().record(caught_up, self._watchdog.check)
         if mine:
             spans = {tp: Span(owned.committed, offsets[tp]) for tp, owned in mine.items()}
             self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
+
+    def _second_log(self) -> SecondLog:
+        self._second = self._second or SecondLog(self._kafka, self.settings.group_id, self._link.client_id)
+        return self._second
 
     def _in_hand(self, tp: TopicPartition, offset: int) -> Owned:
         """The ownership that ``offset`` lies in; counted from this member's own commit, which may have skipped data."""

@@ -25,11 +25,12 @@ from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names
 from kafka_liveness_dagster.spark.table import IcebergTable, check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.spark.ledger import TableLedger
 
 _MISALIGNED = "where some, but not all, rows match"
 _CONFLICTS = (
@@ -39,6 +40,7 @@ _CONFLICTS = (
     "Cannot determine history",  # our snapshot was expired meanwhile
     "CommitFailedException",  # lost every race for the table's metadata pointer
 )
+_GONE = "TABLE_OR_VIEW_NOT_FOUND"
 _CATALOG = "UncheckedSQLException"  # its database is held by others, or two made the same namespace at once
 
 
@@ -66,6 +68,7 @@ def write(
     may_go_on: Callable[[], None] = lambda: None,
     may_replace: Callable[[], None] = lambda: None,
     max_attempts: int = 5,
+    ledger: TableLedger | None = None,
 ) -> Written:
     """Make the table hold exactly these rows for these ranges, in one commit; create the table when it is missing.
 
@@ -79,14 +82,16 @@ def write(
         may_replace: called once an attempt, after the snapshot is known; raises when the ranges are another's by now.
             What a successor wrote before is found out here; what it writes later makes the table refuse ours.
         max_attempts: how often to begin again when others write to the same offsets.
+        ledger: says in the same commit which offsets these are, and is told when it has landed.
 
     Raises:
+        RowsMissingError: the table lost what the ledger knows it held.
         TableSchemaError: rows or table lack topic, partition and offset.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
     """
     table = table if isinstance(table, IcebergTable) else IcebergTable(table)
-    writing = TableWrite(session, table, ranges, make_frame, may_go_on, may_replace, max_attempts)
+    writing = TableWrite(session, table, ranges, make_frame, may_go_on, may_replace, max_attempts, ledger)
     return writing.finish(writing.begin())
 
 
@@ -104,6 +109,7 @@ class TableWrite:
     may_go_on: Callable[[], None]
     may_replace: Callable[[], None]
     max_attempts: int = 5
+    ledger: TableLedger | None = None
     _rewrite: bool = False
 
     def begin(self) -> Callable[[], int]:
@@ -129,6 +135,8 @@ class TableWrite:
                 self._rewrite = self._rewrite or _MISALIGNED in problem
                 self.table.refresh(self.session)
                 continue
+            if self.ledger is not None:
+                self.ledger.landed(self.ranges)
             return Written(rows, attempt, self._rewrite)
         cause = "what holds the catalog's database" if _CATALOG in problem else "a second writer of the same offsets"
         raise WriteConflictError(
@@ -142,6 +150,9 @@ class TableWrite:
         self.may_go_on()
         columns = table.columns(session)
         snapshot_id = None if columns is None else table.snapshot_id(session)
+        told = {"kafka-liveness.ranges": names(ranges)}
+        if self.ledger is not None:
+            told = self.ledger.properties(session, snapshot_id, ranges)
         self.may_replace()
         self.may_go_on()
         frame = self.make_frame()
@@ -163,7 +174,7 @@ class TableWrite:
 
         def execute() -> int:
             self.may_go_on()
-            _overwrite(frame, table, snapshot_id, replaced, ranges)
+            _overwrite(frame, table, snapshot_id, replaced, told)
             reach(Failpoint.AFTER_TABLE_COMMIT)
             return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
 
@@ -175,14 +186,14 @@ def _overwrite(
     table: IcebergTable,
     snapshot_id: int | None,
     replaced: Sequence[OffsetRange],
-    ranges: Sequence[OffsetRange],
+    told: Mapping[str, str],
 ) -> None:
     writer = (
         frame.writeTo(table.quoted)
         .option("isolation-level", "serializable")
         .option("distribution-mode", "none")
         .option("fanout-enabled", "true")
-        .option("snapshot-property.kafka-liveness.ranges", names(ranges))
+        .options(**{f"snapshot-property.{name}": text for name, text in told.items()})
     )
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
@@ -192,6 +203,8 @@ def _overwrite(
 def _refusal(error: PySparkException, table: IcebergTable) -> str:
     """Why Iceberg refused the commit, when beginning again can help; raises otherwise."""
     message = str(error)
+    if error.getCondition() == _GONE:  # dropped under the batch: the next attempt says so, or makes it
+        return message
     if _OUTSIDE in message:
         row = message.partition(_OUTSIDE)[2].split()[0]
         raise RowsOutsideBatchError(

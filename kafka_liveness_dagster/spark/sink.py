@@ -13,14 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kafka_liveness_dagster.core.ledger import Account, total
+from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.ranges import condition, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
-    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.ledger import Accounts
+    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.spark.iceberg import Written
 
 
@@ -68,6 +71,11 @@ class Sink(Protocol):
     def __call__(self, replacement: Replacement, /) -> int | None:
         """Replace; give the number of rows when it is known, for people to see."""
 
+    # A sink may also have ``covered(ranges)``: which of these offsets it holds, offsets without rows included; what it
+    # leaves out was never written, or was lost. None says that it cannot tell. With it a crash lag partition is green
+    # only when the sink says so, and what somebody else's commit made the group forget is owed again. Without it the
+    # two commit logs are all there is to ask.
+
 
 def replace(
     sink: Sink,
@@ -91,6 +99,30 @@ def replace(
     """
     writing = SinkWrite(sink, ranges, make_frame, may_go_on)
     return writing.finish(writing.begin())
+
+
+@dataclass(frozen=True)
+class SinkWitness:
+    """What a sink says that it holds, for the lanes to ask; see :meth:`Sink.covered`."""
+
+    covered: Callable[[Sequence[OffsetRange]], Iterable[OffsetRange] | None]
+    target: str
+
+    @classmethod
+    def of(cls, sink: Sink) -> SinkWitness | None:
+        """The sink itself where it can be asked."""
+        covered = getattr(sink, "covered", None)
+        return None if covered is None else cls(covered, name_of(sink))
+
+    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
+        """What the sink holds of these offsets."""
+        ranges = [OffsetRange(*tp, *span) for tp, span in asked.items() if span.size]
+        told = self.covered(ranges)
+        found = total({r.topic_partition: Account((r.span,))} for r in told or ())
+        return {tp: found.get(tp, Account(complete=told is not None)) for tp in asked}
+
+    def learn(self, accounts: Accounts) -> None:
+        """A sink is told nothing."""
 
 
 @dataclass(frozen=True)

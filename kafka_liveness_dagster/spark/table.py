@@ -117,6 +117,13 @@ class IcebergTable:
         found = session.sql(f"SHOW TBLPROPERTIES {self.quoted} ('current-snapshot-id')").collect()
         return int(found[0]["value"]) if found and found[0]["value"].isdigit() else None
 
+    def current(self, session: SparkSession) -> int | None:
+        """The current snapshot, or None while the table has none, or is none; raises as ``columns`` does.
+
+        A query of a table that is missing would fill the log of the run with Spark's complaint.
+        """
+        return None if self.columns(session) is None else self.snapshot_id(session)
+
     def refresh(self, session: SparkSession) -> None:
         """Look at the catalog anew: one that caches would show the old snapshot again."""
         try:

@@ -22,7 +22,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster, quiet_log
+from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
+from kafka_liveness_dagster.kafka.clients import quiet_log
 from kafka_liveness_dagster.kafka.errors import named
 from kafka_liveness_dagster.timeline.events import ClientLog, Event, Scene, What
 

@@ -16,19 +16,12 @@ from kafka_liveness_dagster.core.commit_log import (
     committed,
     fits,
     owed_before,
-    run_mark,
 )
-from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
-from kafka_liveness_dagster.core.resume import (
-    DataExpiredError,
-    NoCommittedOffsetError,
-    PartitionFacts,
-    Resumed,
-    ResumePolicy,
-    TopicRecreatedError,
-    resume,
-)
+from kafka_liveness_dagster.core.resume import NoCommittedOffsetError, Resumed, ResumePolicy, resume
+from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts, TopicRecreatedError
 
 TP = TopicPartition("orders", 3)
 RUN = "0badcafe"
@@ -437,8 +430,16 @@ def test_a_poisoned_offset_that_cannot_be_owed_is_not_passed():
 def test_a_second_log_from_before_a_reset_is_not_believed():
     """Its watermark is never above the first log; where it is, the group was reset and nothing of it is done."""
     facts = PartitionFacts(20, running(), 0, 250, DoneLog(200))
-    with pytest.raises(KafkaLivenessError, match=r"(?s)200.*20.*\.catch-up"):
-        resume(TP, facts, PARALLEL)
+    answer = resume(TP, facts, PARALLEL)
+    assert answer.owed == spans((20, 250))
+    assert answer.second.outstanding(answer.owed) == answer.owed
+
+
+def test_a_second_log_from_before_a_reset_does_not_swallow_a_quarantined_offset():
+    """With the mode off too: the offset that is passed is owed, whatever an earlier life says is done."""
+    answer = resume(TP, PartitionFacts(20, running(), 0, 250, DoneLog(200)), IN_ORDER, spans((20, 21)))
+    assert (answer.position, answer.owed) == (21, spans((20, 21)))
+    assert answer.second.outstanding(answer.owed) == answer.owed
 
 
 @given(

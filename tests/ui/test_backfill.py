@@ -14,8 +14,8 @@ from playwright.sync_api import expect, sync_playwright
 
 from definitions.feed import OrdersFeed
 from definitions.orders import orders
-from kafka_liveness_dagster.core.commit_log import run_mark
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.status import look

@@ -19,8 +19,9 @@ import requests
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 from dagster_graphql import DagsterGraphQLClient
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark, run_mark
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.run_marks import run_mark
 from tests.world.chaos import (
     BUSY,
     FIRST,

@@ -7,7 +7,8 @@ import time
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark, run_mark
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.run_marks import run_mark
 from tests.world.chaos import FIRST, HEARTBEAT, LAST, PROTOCOLS
 from tests.world.stories import is_alive, pause, stop, wait_for
 

@@ -11,7 +11,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import ForeignCommitError, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.resume import TopicRecreatedError
+from kafka_liveness_dagster.core.witnesses import TopicRecreatedError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, TopicNotFoundError
 from kafka_liveness_dagster.kafka.second_log import NotOwedError
 from tests.world.one_group import SECONDS, SESSION, join

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.core.resume import DataExpiredError
+from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.records import OvertakenError
 from tests.world.both_lanes import await_log_end

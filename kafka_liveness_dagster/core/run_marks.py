@@ -1,0 +1,29 @@
+"""Which run does a commit, or a member, belong to? Each run has 8 hex digits, and a client id that holds it.
+
+>>> run_mark("0badcafe-1111-2222-3333-444444444444")
+'0badcafe'
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_RUN = re.compile("[0-9a-f]{8}")
+
+
+def run_mark(run_id: str) -> str:
+    """The 8 hex digits by which commit metadata names a run: a Dagster run id's first, else some made of the id."""
+    digits = run_id.replace("-", "")[:8]
+    return digits if _RUN.fullmatch(digits) else hashlib.sha256(run_id.encode()).hexdigest()[:8]
+
+
+def run_of_client(client_id: str) -> str | None:
+    """The run's digits out of ``dagster/<job>/<run id>/<step>`` or a script's id; None of a foreign client.
+
+    >>> run_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders"), run_of_client("rdkafka")
+    ('0badcafe', None)
+    """
+    owner, _, rest = client_id.partition("/")
+    run_id = rest.partition("/")[2].partition("/")[0]
+    return run_mark(run_id) if run_id and owner in ("dagster", "kafka-liveness") else None

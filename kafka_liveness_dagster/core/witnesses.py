@@ -1,0 +1,199 @@
+"""What do the witnesses say of one partition: both commit logs, the broker, and the table? And what does it prove?
+
+An offset is done because a witness says so, never because nobody remembers that it is owed. Told, never asking: who
+decides what follows is ``core.resume``.
+
+>>> from kafka_liveness_dagster.core.ledger import Account
+>>> erased = PartitionFacts(120, None, 0, 120, DoneLog(origin=Origin(0), target="t"), Account((Span(0, 70),)))
+>>> erased.missing(120)  # a stranger's commit at 120 has replaced what said that 70-120 is owed
+(Span(start=70, end=120),)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, intersection, size, union
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.ledger import Account
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+
+
+class DataExpiredError(KafkaLivenessError):
+    """Committed offsets lie below the log start: the broker's retention deleted unprocessed records."""
+
+
+class TopicRecreatedError(KafkaLivenessError):
+    """This is not the log the offsets were committed for: the topic was deleted and made anew."""
+
+
+class RowsMissingError(KafkaLivenessError):
+    """The table has lost rows of offsets that were committed: it was dropped, replaced or rolled back."""
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """What the witnesses say of one partition; offsets of ``read_committed``.
+
+    Attributes:
+        committed, mark: the first log.
+        second: the second log.
+        account: what the table says, None where there is none to ask (a sink of the user's own, a plain consumer).
+        topic_id: the topic's, as the broker tells it now; empty where it does not.
+        remembered: what the asker knows to be owed since it wrote it itself.
+    """
+
+    committed: int | None
+    mark: LiveMark | None
+    log_start: int
+    log_end: int
+    second: DoneLog = field(default_factory=DoneLog)
+    account: Account | None = None
+    topic_id: str = ""
+    remembered: tuple[Span, ...] = ()
+
+    @property
+    def owed(self) -> tuple[Span, ...]:
+        """What the first log says is owed; under a stranger's commit, what the asker remembers of it."""
+        return self.mark.owed if self.mark else self.remembered
+
+    @property
+    def outstanding(self) -> tuple[Span, ...]:
+        """What of it is not proven done."""
+        return self.left_of(self.owed)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether neither lane may process the partition."""
+        return self.mark is not None and self.mark.mark is Mark.PAUSED
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the group's life on this log began, by the witness who knows the longest; None when nobody does."""
+        # Of a lane that could not ask the table nothing is held against it
+        second = self.second.origin if self.second.target or self.account is None else None
+        known = [origin for origin in (self.mark.origin if self.mark else None, second) if origin is not None]
+        if self.account is not None and self.account.start is not None:
+            known.append(Origin(self.account.start, self.account.topic_id))
+        return min(known, key=lambda origin: origin.start, default=None)
+
+    @property
+    def vouched(self) -> bool:
+        """Whether the last commit is of a lane with a table: made after the rows of all it does not owe were there."""
+        return self.mark is not None and self.mark.origin is not None
+
+    @property
+    def told(self) -> tuple[Span, ...]:
+        """Offsets that are accounted for without rows: forgiven, or lost and reported."""
+        return union((*self.second.told, *(self.account.told if self.account else ())))
+
+    def left_of(self, asked: tuple[Span, ...]) -> tuple[Span, ...]:
+        """What of these offsets is not proven done: by the table where it can tell, else by the two logs.
+
+        Nothing is done because nobody remembers that it is owed.
+        """
+        in_table = self.account.done if self.account else ()
+        judged = (Span(self.origin.start, MAX_OFFSET),) if self._table_tells and self.origin else ()
+        by_table = difference(intersection(asked, judged), in_table)
+        elsewhere = difference(asked, (*judged, *in_table))
+        owed = self.second.outstanding(intersection(elsewhere, self.owed))
+        forgotten = difference(elsewhere, (*self.owed, *self._word))
+        again = (self.mark.again,) if self.mark and self.mark.again else ()
+        redone = self.second.outstanding(intersection(intersection(asked, self.owed), again))
+        return difference((*by_table, *owed, *forgotten, *redone), self.told)
+
+    def missing(self, position: int) -> tuple[Span, ...]:
+        """What lies below ``position``, in the group's life, and is neither in the table nor owed nor told as lost.
+
+        Where the last commit is vouched for the table has lost it; where it is a stranger's, the debt was forgotten. A
+        table that cannot tell disproves nothing that is vouched for.
+        """
+        if self.account is None or self.origin is None or (self.vouched and not self._table_tells):
+            return ()
+        return difference((Span(self.origin.start, position),), (*self.account.done, *self.told, *self.owed))
+
+    @property
+    def vouched_for(self) -> tuple[Span, ...]:
+        """What the last commit says is in the table: all of the group's life below it but what it owes."""
+        return self._word if self.vouched else ()
+
+    @property
+    def _table_tells(self) -> bool:
+        return self.account is not None and self.account.complete
+
+    @property
+    def _word(self) -> tuple[Span, ...]:
+        """What the last commit says is done: all of the group's life below it but what it owes.
+
+        Version 0.1.0 did not say where that began.
+        """
+        if self.mark is None or self.committed is None:
+            return ()
+        begun = self.mark.origin or self.second.origin
+        return difference((Span(begun.start if begun else 0, self.committed),), self.owed)
+
+
+def check_identity(tp: TopicPartition, facts: PartitionFacts) -> None:
+    """Whether the topic is still the one whose offsets were committed, or are in the table.
+
+    Raises:
+        TopicRecreatedError: it was made anew, however many records it has by now; with both ids and the remedy.
+    """
+    origins = (
+        (facts.mark.origin if facts.mark else None, "the first commit log"),
+        (facts.second.origin, "the second commit log"),
+    )
+    ids = [(origin.topic_id, where) for origin, where in origins if origin is not None]
+    if facts.account is not None:
+        ids.append((facts.account.topic_id, "the table"))
+    for topic_id, where in ids:
+        if topic_id and facts.topic_id and topic_id != facts.topic_id:
+            raise TopicRecreatedError(recreated(tp, topic_id, facts.topic_id, where))
+
+
+def recreated(
+    tp: TopicPartition, was: str, now: str, where: str, outcome: str = "nothing was written or committed"
+) -> str:
+    """What to say of a topic made anew, and what to do about it."""
+    return (
+        f"topic {tp.topic} was deleted and made anew: {where} has offsets of {tp} with topic id {was}, the broker's is "
+        f"{now}. Offsets begin again, so the new records would take the place of the old rows: {outcome}. "
+        "To keep the old rows give the asset another table and another group_id; to begin anew drop the "
+        "table and delete the offsets of the group and of its .catch-up (kafka-consumer-groups --delete-offsets)"
+    )
+
+
+def check_log(tp: TopicPartition, offset: int, log_start: int, log_end: int) -> None:
+    """Whether the log is still the one in which ``offset`` is the next to process.
+
+    Raises:
+        DataExpiredError, TopicRecreatedError: it is not; with both offsets and the remedy.
+    """
+    if offset > log_end:
+        raise TopicRecreatedError(
+            f"{tp} is committed at {offset} but its log ends at {log_end}: the topic was deleted and created again, or "
+            "somebody committed what is not there. "
+            "Reset the group's offsets (kafka-consumer-groups --reset-offsets) once you know why"
+        )
+    if offset < log_start:
+        raise DataExpiredError(
+            f"{tp} is committed at {offset} but its log starts at {log_start}: {log_start - offset} offsets were "
+            "deleted before they were processed. Raise the topic's retention; to go on without them, and have them "
+            "reported as lost, set on_data_loss='skip'"
+        )
+
+
+def rows_missing(tp: TopicPartition, facts: PartitionFacts, missing: tuple[Span, ...]) -> str:
+    """What to say of a table that has lost what was committed, and what to do about it."""
+    gone = size(intersection(missing, (Span(0, facts.log_start),)))
+    named = ", ".join(f"{tp}:{span}" for span in missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+    return (
+        f"the table lacks {named}, {size(missing):,} offsets that were committed after their rows were written "
+        f"(committed {facts.committed}): it was dropped, replaced or rolled back, or another table is written to now. "
+        f"The broker still has {size(missing) - gone:,} of them. Nothing was written or committed. Restore the table, "
+        "or set on_missing_rows='owe': what the broker has becomes crash lag partitions, the rest is reported as lost"
+    )

@@ -1,0 +1,97 @@
+"""What of these ranges is proven done? Both commit logs as they are now, and the witness as it was last asked.
+
+The witness is asked when a run begins, and once more before anything of it may be called done: what the run writes
+itself is known without asking. Never plans and never commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.ledger import Account, total
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference
+from kafka_liveness_dagster.core.witnesses import PartitionFacts, RowsMissingError
+from kafka_liveness_dagster.kafka.second_log import by_partition
+from kafka_liveness_dagster.kafka.witness import witnessed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kafka_liveness_dagster.core.offsets import Span
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.witness import Witness
+
+Facts = dict[TopicPartition, PartitionFacts]
+
+
+class Proof:
+    """The witnesses of one catch-up run.
+
+    Args:
+        asked: the offsets it is to do.
+        witness: None where the two commit logs are all there is to ask.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group_id: str,
+        asked: Mapping[TopicPartition, tuple[Span, ...]],
+        witness: Witness | None,
+    ) -> None:
+        self._cluster, self._group_id, self._asked, self._witness = cluster, group_id, asked, witness
+        self._accounts: dict[TopicPartition, Account] = {}
+
+    def look(self) -> Facts:
+        """All of them, asked now."""
+        facts = witnessed(self._cluster, self._group_id, list(self._asked), self._witness)
+        if self._witness is None:
+            return facts
+        begun = {tp: one.origin.start if one.origin else None for tp, one in facts.items()}
+        self._witness.learn({tp: Account((), one.second.told, begun[tp], one.topic_id) for tp, one in facts.items()})
+        self._accounts = {tp: self._believed(tp, one.account or Account()) for tp, one in facts.items()}
+        return self._with_accounts(facts)
+
+    def known(self) -> Facts:
+        """Both commit logs as they are now, and the witness as it was last asked, with what was written since."""
+        return self._with_accounts(self._cluster.facts(self._group_id, list(self._asked)))
+
+    def wrote(self, ranges: Iterable[OffsetRange]) -> None:
+        """These are done now, by this run."""
+        self._accounts = total((self._accounts, {tp: Account(s) for tp, s in by_partition(ranges).items()}))
+
+    def lost(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> None:
+        """These are gone for good: the witness tells it with the next write."""
+        if self._witness is not None:
+            self._witness.learn({tp: Account(told=gone) for tp, gone in spans.items()})
+
+    def check(self, left_out: Iterable[OffsetRange]) -> None:
+        """Ask once more, after all was written: nothing is green that is not proven.
+
+        Raises:
+            RowsMissingError: the witness lacks some of it.
+        """
+        if self._witness is None:
+            return
+        facts, without = self.look(), by_partition(left_out)
+        lacking = [
+            OffsetRange(*tp, *span)
+            for tp, spans in self._asked.items()
+            for span in difference(facts[tp].left_of(spans), without.get(tp, ()))
+        ]
+        if lacking:
+            raise RowsMissingError(
+                f"{self._witness.target} lacks {', '.join(map(str, lacking[:5]))}, "
+                f"{sum(r.size for r in lacking):,} offsets, though they were written: it was dropped, replaced or "
+                "rolled back meanwhile. The partitions stay missing; materialize them again once the table stands still"
+            )
+
+    def _believed(self, tp: TopicPartition, account: Account) -> Account:
+        """Where the witness cannot tell, what this run wrote counts."""
+        return account if account.complete else account + self._accounts.get(tp, Account())
+
+    def _with_accounts(self, facts: Facts) -> Facts:
+        if self._witness is None:
+            return facts
+        return {tp: replace(one, account=self._accounts.get(tp, Account())) for tp, one in facts.items()}

@@ -1,0 +1,190 @@
+"""What does this table say that it holds? Its snapshots' summaries, read and written; see ``core.ledger``.
+
+Each write tells its own offsets and, as of the last look, all that the table held. A look costs a query of the
+snapshots, so it is taken at the start, and then as often as a hundredth of the time allows; or at once where
+the table's snapshot shows that it was dropped, replaced or rolled back. Never writes by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException
+
+from kafka_liveness_dagster.core.ledger import LONG, Account, Snapshot, encode, lineage, read, total
+from kafka_liveness_dagster.core.offsets import OffsetRange, difference
+from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.spark.ranges import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from pyspark.sql import Row, SparkSession
+
+    from kafka_liveness_dagster.core.ledger import Accounts, Lineage
+    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.spark.table import IcebergTable
+
+_WROTE, _HAD, _SINCE = (f"kafka-liveness.{word}" for word in ("wrote", "had", "since"))
+_NEWEST = 128
+"""Snapshots that a look asks for at first: writers sum up more often than that."""
+_LOOK_SHARE = 0.01
+_LONGEST_SECONDS = 300.0
+
+
+class TableLedger:
+    """The witness of one table, for one process.
+
+    Args:
+        table: the table; it may not exist yet.
+        session: gives a Spark session of a server whose catalog has it.
+    """
+
+    def __init__(self, table: IcebergTable, session: Callable[[], SparkSession]) -> None:
+        self._table, self._session = table, session
+        self._says: dict[TopicPartition, Account] = {}
+        self._complete = True
+        self._known: dict[TopicPartition, Account] = {}
+        self._written: dict[TopicPartition, Account] = {}
+        self._since: int | None = None
+        self._seen: set[int | None] = set()
+        self._last: int | None = None
+        self._landed_since, self._look_at = False, 0.0
+        self._lacking: list[OffsetRange] = []
+
+    @property
+    def target(self) -> str:
+        """The table's name."""
+        return self._table.name
+
+    def accounts(self, asked: Collection[TopicPartition]) -> Accounts:
+        """What the table says of these partitions, as of now.
+
+        Raises:
+            RowsMissingError: it has lost what this process wrote, or what it said before.
+            LedgerError: a newer version wrote to it.
+        """
+        session = self._session()
+        self._look(session, self._table.current(session))
+        ids = {tp.topic: account.topic_id for tp, account in self._says.items()}
+        return {
+            tp: self._says.get(tp) or Account(topic_id=ids.get(tp.topic, ""), complete=self._complete) for tp in asked
+        }
+
+    def learn(self, accounts: Accounts) -> None:
+        """What is known besides what the table says: where a group began, what was lost. Told with the next write."""
+        self._known = total((self._known, accounts))
+
+    def properties(
+        self, session: SparkSession, snapshot_id: int | None, ranges: Sequence[OffsetRange]
+    ) -> dict[str, str]:
+        """What a write of these ranges, validated from this snapshot, says in its own snapshot's summary.
+
+        Raises:
+            RowsMissingError: the table has lost what this process wrote, or what it said before.
+        """
+        if self._is_odd(snapshot_id) or time.monotonic() >= self._look_at:
+            self._look(session, snapshot_id)
+        self._see(snapshot_id)
+        had = total((self._says, self._known, self._written))
+        wrote = {tp: Account(spans, *self._besides(tp)) for tp, spans in _by_partition(ranges).items()}
+        told, text = {_WROTE: encode(wrote)}, encode(had)
+        if self._since is not None and (len(text) <= LONG or self._since == snapshot_id):
+            told |= {_HAD: text, _SINCE: str(self._since)}
+        return told
+
+    def landed(self, ranges: Sequence[OffsetRange]) -> None:
+        """These ranges are in the table now."""
+        self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
+        self._landed_since = True
+
+    def _besides(self, tp: TopicPartition) -> tuple[tuple[Span, ...], int | None, str]:
+        both = self._says.get(tp, Account()) + self._known.get(tp, Account())
+        return both.told, both.start, both.topic_id
+
+    def _is_odd(self, snapshot_id: int | None) -> bool:
+        """Whether this cannot be the next snapshot of a table that only grows."""
+        if snapshot_id == self._last:
+            return self._landed_since
+        return snapshot_id in self._seen or (snapshot_id is None and bool(self._seen))
+
+    def _see(self, snapshot_id: int | None) -> None:
+        if snapshot_id != self._last or not self._seen:
+            self._seen.add(snapshot_id)
+            self._last, self._landed_since = snapshot_id, False
+
+    def _look(self, session: SparkSession, snapshot_id: int | None) -> None:
+        began_at = time.monotonic()
+        before = total((self._says, self._written))
+        if snapshot_id is None or snapshot_id != self._since:
+            self._says, self._complete = self._read(session, snapshot_id)
+            self._since, took = snapshot_id, time.monotonic() - began_at
+            self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
+        if self._complete:
+            self._check(before)
+        else:  # its history was expired: what this process knows is all there is
+            self._says = total((self._says, before))
+        self._written = {}
+        self._see(snapshot_id)
+
+    def _check(self, before: Accounts) -> None:
+        self._lacking += [
+            OffsetRange(*tp, *span)
+            for tp, account in before.items()
+            for span in difference(account.done, self._says.get(tp, Account()).done)
+        ]
+        if lacking := self._lacking:  # for good: this process cannot go on as if nothing had been
+            raise RowsMissingError(
+                f"table {self.target} lacks {names(lacking)}, {sum(r.size for r in lacking):,} offsets that it held "
+                "while this run was at work: it was dropped, replaced or rolled back, and what was committed of "
+                "them is missing. Restore the table; or set on_missing_rows='owe': the next live run owes it again"
+            )
+
+    def _read(self, session: SparkSession, snapshot_id: int | None) -> tuple[dict[TopicPartition, Account], bool]:
+        if snapshot_id is None:
+            return {}, True
+        snapshots: Mapping[int, Snapshot] = self._newest(session)
+        found = lineage(snapshots, snapshot_id)
+        if not found.complete and len(snapshots) >= _NEWEST:
+            snapshots, found = self._all(session, snapshot_id)
+        return read(snapshots, found), found.complete
+
+    def _newest(self, session: SparkSession) -> dict[int, Snapshot]:
+        return _snapshots(self._query(session, f"{_TEXTS} FROM {{}} ORDER BY committed_at DESC LIMIT {_NEWEST}"))
+
+    def _all(self, session: SparkSession, snapshot_id: int) -> tuple[Mapping[int, Snapshot], Lineage]:
+        """All snapshots, but texts only of those that count."""
+        snapshots = _snapshots(
+            self._query(session, f"SELECT snapshot_id, parent_id, '', '', summary['{_SINCE}'] FROM {{}}")
+        )
+        found = lineage(snapshots, snapshot_id)
+        wanted = ", ".join(map(str, {*found.path, *found.summed_up}))
+        if wanted:
+            texts = self._query(session, f"{_TEXTS} FROM {{}} WHERE snapshot_id IN ({wanted})")
+            snapshots |= _snapshots(texts)
+        return snapshots, found
+
+    def _query(self, session: SparkSession, sql: str) -> list[Row]:
+        try:
+            found: list[Row] = session.sql(sql.format(f"{self._table.quoted}.`snapshots`")).collect()
+        except AnalysisException as error:
+            if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
+                return []
+            raise
+        return found
+
+
+_TEXTS = f"SELECT snapshot_id, parent_id, summary['{_WROTE}'], summary['{_HAD}'], summary['{_SINCE}']"
+
+
+def _snapshots(rows: Iterable[Row]) -> dict[int, Snapshot]:
+    return {
+        one: Snapshot(one, parent, wrote or "", had or "", int(since) if since else None)
+        for one, parent, wrote, had, since in rows
+    }
+
+
+def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:
+    found = total({r.topic_partition: Account((r.span,))} for r in ranges)
+    return {tp: account.done for tp, account in found.items()}

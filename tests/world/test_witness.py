@@ -1,0 +1,252 @@
+"""Nothing is missing in silence, nothing old is gone, no partition is green without its rows: whoever forgets what.
+
+Each enemy of the commit logs and of the table, on the real broker and the real table, on both protocols.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_liveness_dagster.core.witnesses import RowsMissingError, TopicRecreatedError
+from tests.world.forgetful import Forgetful, kept
+
+PROTOCOLS = ("classic", "consumer")
+
+
+@pytest.fixture(params=PROTOCOLS)
+def forgetful(request, services, produce, warm_spark, make_group):
+    """A group under a protocol, and its table."""
+    rows = request.getfixturevalue("rows")
+
+    def make(**settings):
+        group = make_group(1.5, 0.5) if request.param == "consumer" else None
+        return Forgetful(services, produce, rows, warm_spark, protocol=request.param, group=group, **settings)
+
+    return make
+
+
+def is_exact_once_drained(world, *spans):
+    """Everything is in the table when the live lane has run and these partitions, and what is owed, are green."""
+    assert world.live() is None
+    for span in {*spans, *world.owed()}:
+        assert world.catch_up(span) is None
+    assert world.offsets() == kept(0, world.log_end)
+
+
+@pytest.mark.parametrize("offset", [120, 0, 150])
+def test_a_strangers_commit_forgets_nothing(forgetful, offset):
+    """At the same offset, back to the beginning, forward to the end: the partition that stands gets its rows."""
+    world = forgetful()
+    world.owe_70_to_120()
+    world.grow_to(150)
+    world.stranger_commits(offset)
+    error = world.catch_up((70, 120))
+    assert error is not None or set(kept(70, 120)) <= set(world.offsets())
+    assert error is None or not world.green()
+    is_exact_once_drained(world, (70, 120))
+
+
+def test_what_a_stranger_made_the_group_forget_is_owed_again(forgetful):
+    """The live lane owes it in the commit with which it goes on; and both lanes' debts are known to the log."""
+    world = forgetful()
+    world.owe_70_to_120()
+    world.grow_to(150)
+    world.stranger_commits(120)
+    assert world.live() is None
+    assert (world.committed(), world.owed()) == (150, [(70, 120)])
+    assert world.offsets() == kept(0, 70) + kept(120, 150)
+
+
+def test_a_stray_consumer_with_auto_commit_costs_nothing(forgetful):
+    """It has the partitions for a while, commits what it polled, and goes."""
+    world = forgetful()
+    world.owe_70_to_120()
+    world.stranger_joins()
+    world.grow_to(150)
+    is_exact_once_drained(world, (70, 120))
+
+
+@pytest.mark.parametrize("of_second_log", [False, True], ids=["first log", "second log"])
+def test_the_offsets_of_either_group_may_be_deleted(forgetful, of_second_log):
+    """Or expire: what is owed stays owed, and what is done is not owed again."""
+    world = forgetful()
+    world.owe_70_to_120()
+    world.delete_offsets(of_second_log=of_second_log)
+    is_exact_once_drained(world, (70, 120))
+    world.delete_offsets(of_second_log=of_second_log)
+    assert world.live() is None
+    assert world.owed() == []
+
+
+def test_an_expired_first_log_does_not_skip_to_the_latest(forgetful):
+    """With ``latest`` a plain consumer would never read what came while the pipeline stood still."""
+    world = forgetful(auto_offset_reset="latest")
+    world.grow_to(10)
+    assert world.live() is None
+    world.stranger_commits(0)
+    world.grow_to(50)
+    assert world.live() is None
+    assert world.offsets() == kept(0, 50)
+    world.delete_offsets()
+    world.grow_to(80)
+    assert world.live() is None
+    assert world.owed() == [(50, 80)]
+    assert world.catch_up((50, 80)) is None
+    assert world.offsets() == kept(0, 80)
+
+
+def test_a_topic_made_anew_touches_no_old_row(forgetful):
+    """However many records it has: both ids are named before a row or a commit is touched, in both lanes."""
+    world = forgetful()
+    world.grow_to(50)
+    assert world.live() is None
+    before = world.values()
+    world.make_topic_anew(80)
+    for error in (world.live(), world.catch_up((10, 40))):
+        assert isinstance(error, TopicRecreatedError), error
+        assert world.topic_id() in str(error)
+    assert (world.values(), world.committed(), world.green()) == (before, None, [])
+
+
+def test_a_topic_made_anew_between_two_batches_is_named(forgetful):
+    """A member at work: the rows that are there stay, and nothing more is written."""
+    world = forgetful(max_poll_records=25)
+    world.grow_to(50)
+    seen = []
+
+    def make_anew(_batch):
+        seen.append(len(seen))
+        if len(seen) == 2:
+            world.make_topic_anew(200)
+
+    error = world.live(make_anew)
+    assert isinstance(error, TopicRecreatedError), error
+    assert {n: value for n, value in world.values().items() if n < 25} == {n: str(n) for n in kept(0, 25)}
+    assert world.committed() is None
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["dropped", "replaced"])
+def test_a_table_that_is_gone_is_named_and_its_rows_are_owed(forgetful, replaced):
+    """After 50 of 80: an error with what is missing; with ``owe`` it becomes a partition."""
+    world = forgetful()
+    world.grow_to(50)
+    assert world.live() is None
+    world.drop_table()
+    if replaced:
+        columns = "topic string, partition int, offset bigint, value string"
+        world.sql(f"CREATE TABLE {{t}} ({columns}) PARTITIONED BY (topic, partition)")
+    world.grow_to(80)
+    error = world.live()
+    assert isinstance(error, RowsMissingError), error
+    assert "0-50" in str(error)
+    assert (world.committed(), world.offsets()) == (50, [])
+    assert world.live(on_missing_rows="owe") is None
+    assert world.owed() == [(0, 50)]
+    assert world.catch_up((0, 50)) is None
+    assert world.offsets() == kept(0, 80)
+
+
+def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forgetful):
+    """By two snapshots: what they held is missing; owed, it comes back."""
+    world = forgetful(max_poll_records=10)
+    world.grow_to(50)
+    assert world.live() is None
+    world.roll_back(2)
+    error = world.live()
+    assert isinstance(error, RowsMissingError), error
+    assert f"{world.topic}:0:30-50, 20 offsets" in str(error)
+    assert world.live(on_missing_rows="owe") is None
+    assert (world.owed(), world.offsets()) == ([(30, 50)], kept(0, 30))
+    assert world.catch_up((30, 50)) is None
+    is_exact_once_drained(world)
+
+
+def test_what_the_broker_has_not_either_is_reported_as_lost(forgetful):
+    """Owed is what can still be had; the rest is told once, and not again."""
+    world = forgetful(on_missing_rows="owe")
+    world.grow_to(50)
+    assert world.live() is None
+    world.drop_table()
+    world.expire(20)
+    world.grow_to(60)
+    assert world.live() is None
+    assert world.owed() == [(20, 50)]
+    assert world.catch_up((20, 50)) is None
+    for _ in range(2):
+        assert world.live() is None
+        assert (world.owed(), world.offsets()) == ([], kept(20, 60))
+
+
+@pytest.mark.parametrize("befall", ["drop_table", "roll_back"])
+def test_a_table_that_goes_between_two_batches_is_named(forgetful, befall):
+    """The run ends at once, and says what is missing."""
+    world = forgetful(max_poll_records=10)
+    world.grow_to(50)
+    seen = []
+
+    def befalls(_batch):
+        seen.append(len(seen))
+        if len(seen) == 4:
+            world.drop_table() if befall == "drop_table" else world.roll_back(1)
+
+    error = world.live(befalls)
+    assert isinstance(error, RowsMissingError), error
+    assert "rolled back" in str(error)
+    assert len(seen) <= 5
+
+
+def test_the_second_log_may_go_while_a_live_run_is_at_work(forgetful):
+    """What was caught up before is not owed again, and no row is missing."""
+    world = forgetful(max_poll_records=10)
+    world.owe_70_to_120()
+    assert world.catch_up((70, 120)) is None
+    world.grow_to(150)
+    seen = []
+
+    def delete(_batch):
+        seen.append(len(seen))
+        if len(seen) == 2:
+            world.delete_offsets(of_second_log=True)
+
+    assert world.live(delete) is None
+    assert world.live() is None
+    assert (world.owed(), world.offsets()) == ([], kept(0, 150))
+
+
+MAINTENANCE = {
+    "expired": ["CALL lake.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"],
+    "compacted": ["CALL lake.system.rewrite_data_files(table => '{name}', options => map('min-input-files', '2'))"],
+    "manifests": ["CALL lake.system.rewrite_manifests(table => '{name}')"],
+}
+MAINTENANCE["compacted and expired"] = MAINTENANCE["compacted"] + MAINTENANCE["expired"]
+MAINTENANCE["compacted, expired, compacted, expired"] = MAINTENANCE["compacted and expired"] + [
+    "CALL lake.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))",
+    *MAINTENANCE["expired"],
+]
+
+
+@pytest.mark.parametrize("steps", MAINTENANCE.values(), ids=MAINTENANCE)
+def test_maintenance_is_no_loss(forgetful, steps):
+    """Whoever maintains the table between two runs, nothing is owed for it, and nothing is missing."""
+    world = forgetful(max_poll_records=10)
+    world.owe_70_to_120()
+    for step in steps:
+        world.sql(step)
+    world.grow_to(150)
+    assert world.live() is None
+    assert world.owed() == [(70, 120)]
+    assert world.catch_up((70, 120)) is None
+    assert world.live() is None
+    assert (world.owed(), world.offsets()) == ([], kept(0, 150))
+
+
+def test_offsets_without_rows_are_proven_too(forgetful):
+    """A transform may drop a whole batch: it counts as done, and a stranger's commit makes nobody owe it."""
+    world = forgetful()
+    world.grow_to(7)
+    assert world.live() is None
+    world.grow_to(8)  # its row is dropped
+    assert world.live() is None
+    world.stranger_commits(8)
+    assert world.live() is None
+    assert (world.committed(), world.owed(), world.offsets()) == (8, [], kept(0, 8))
