@@ -33,6 +33,7 @@ COMMITTED, LOG_END = 7, 12
 OWED, DONE = Span(2, 5), Span(2, 3)
 _RUNS = 5  # that Dagster knows of each group
 _SECONDS = 120
+_NO_SPARK = kl.SparkConnectResource(remote="sc://localhost:1")  # a look goes on without the table
 _AT_ONCE = 5_000  # partitions: the controller refuses 10,000 in one request
 
 
@@ -49,7 +50,10 @@ class WatchedGroup:
         """Evaluate the sensor as Dagster's code server does; seconds. Then do what the daemon does with the answer."""
         began = time.perf_counter()
         with dg.build_sensor_context(
-            self.instance, cursor=self.cursor, resources={"kafka": self.kafka}, sensor_name=self.asset.sensor.name
+            self.instance,
+            cursor=self.cursor,
+            resources={"kafka": self.kafka, "spark": _NO_SPARK},
+            sensor_name=self.asset.sensor.name,
         ) as context:
             told = self.asset.sensor.evaluate_tick(context)
         seconds = time.perf_counter() - began

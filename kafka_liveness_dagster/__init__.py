@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LeaveReason,
         MemberJoined,
         MemberLeft,
+        OwedForgotten,
         RebalanceCompleted,
         RebalanceStarted,
     )
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.parts import KafkaAsset
-    from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
+    from kafka_liveness_dagster.resources import KafkaLivenessResource
     from kafka_liveness_dagster.sensors import build_group_sensor
     from kafka_liveness_dagster.spark.sink import Replacement, Sink
+    from kafka_liveness_dagster.spark_resource import SparkConnectResource
 
 __all__ = [
     "Batch",
@@ -48,6 +50,7 @@ __all__ = [
     "MemberJoined",
     "MemberLeft",
     "OffsetRange",
+    "OwedForgotten",
     "RebalanceCompleted",
     "RebalanceStarted",
     "Replacement",
@@ -73,11 +76,12 @@ _HOMES = {
     "MemberJoined": "core.events",
     "MemberLeft": "core.events",
     "OffsetRange": "core.offsets",
+    "OwedForgotten": "core.events",
     "RebalanceCompleted": "core.events",
     "RebalanceStarted": "core.events",
     "Replacement": "spark.sink",
     "Sink": "spark.sink",
-    "SparkConnectResource": "resources",
+    "SparkConnectResource": "spark_resource",
     "build_group_sensor": "sensors",
     "kafka_asset": "assets",
 }

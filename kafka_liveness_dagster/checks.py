@@ -1,4 +1,4 @@
-"""Which asset checks does a Kafka asset have? Four of its consumer group, judged by ``core.health`` at one look.
+"""Which asset checks does a Kafka asset have? Five of its consumer group, judged by ``core.health`` at one look.
 
 The sensor tells them without a run, at the moments of its observations; a run of the checks job looks by itself.
 """
@@ -16,8 +16,9 @@ from kafka_liveness_dagster.core.health import Gravity, Verdict
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.look import GroupLook
 from kafka_liveness_dagster.partitions import is_key, new_keys
+from kafka_liveness_dagster.table_look import TableLook
 
-GROUP_ALIVE, LAG, RETENTION, CRASH_LAG_AGE = "group_alive", "lag", "retention", "crash_lag_age"
+GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _TOLD_AGAIN_SECONDS = 600.0
 _WHAT = {
@@ -26,6 +27,8 @@ _WHAT = {
     LAG: "Offsets that the live lane has still to read, at most max_lag.",
     RETENTION: "The broker deletes nothing that waits for either lane, and will not soon: nothing waits in the oldest "
     "tenth of a log that retention has begun to delete.",
+    EXACT: "Every offset below the committed one, since the group began, is in the table, owed, or told as lost: the "
+    "commit logs held against what the table's snapshots say that it has.",
     CRASH_LAG_AGE: "How long Dagster has known of the oldest range that is still owed, at most "
     "max_crash_lag_age_seconds.",
 }
@@ -33,7 +36,7 @@ _WHAT = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupChecks:
-    """The checks of one group: three on the live asset, the age of what is owed on the crash lag asset."""
+    """The checks of one group: on the live asset, and the age of what is owed on the crash lag asset."""
 
     group_id: str
     topics: tuple[str, ...]
@@ -45,20 +48,25 @@ class GroupChecks:
     max_poll_records: int
     max_live_runs: int
     ghost_after_seconds: float
+    table: str | None = None
 
     @property
     def specs(self) -> list[dg.AssetCheckSpec]:
-        """What Dagster shows of them before one was evaluated."""
-        return [dg.AssetCheckSpec(name, asset=self._asset(name), description=told) for name, told in _WHAT.items()]
+        """What Dagster shows of them before one was evaluated; nobody can say what a sink of the user's own holds."""
+        return [
+            dg.AssetCheckSpec(name, asset=self._asset(name), description=told)
+            for name, told in _WHAT.items()
+            if name != EXACT or self.table is not None
+        ]
 
-    def definition(self, name: str, kafka_resource_key: str) -> dg.AssetChecksDefinition:
+    def definition(self, name: str, kafka_resource_key: str, spark_resource_key: str) -> dg.AssetChecksDefinition:
         """All of them as one op, which looks once; any of them may be selected."""
 
         @dg.multi_asset_check(
             name=name,
             specs=self.specs,
             can_subset=True,
-            required_resource_keys={kafka_resource_key},
+            required_resource_keys={kafka_resource_key, *([spark_resource_key] if self.table else [])},
             description=f"Looks at consumer group {self.group_id} as the sensor does; changes nothing.",
         )
         def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
@@ -68,10 +76,13 @@ class GroupChecks:
             existing = instance.get_dynamic_partitions(self.partitions_name)
             materialized = instance.get_materialized_partitions(self.crash_lag)
             recent_runs = 3 * self.max_live_runs
-            look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs)
+            table = TableLook.of(self.table, context.resources, spark_resource_key)
+            look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
             waiting = [key for key in existing if is_key(key) and key not in materialized]
             unlisted = new_keys(look.owed, existing, materialized)
-            for evaluated in self.evaluate(look, instance, waiting, time.time(), unlisted=unlisted):
+            cannot_tell, now = table.cannot_tell if table else "", time.time()
+            judged = self.evaluate(look, instance, waiting, now, unlisted=unlisted, cannot_tell=cannot_tell)
+            for evaluated in judged:
                 if dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name) in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(
                         passed=evaluated.passed,
@@ -93,6 +104,8 @@ class GroupChecks:
         *,
         unlisted: Sequence[str] = (),
         requested: bool = False,
+        forgotten: Sequence[str] = (),
+        cannot_tell: str = "",
     ) -> list[dg.AssetCheckEvaluation]:
         """Judge one look.
 
@@ -103,6 +116,8 @@ class GroupChecks:
             now: seconds since the epoch.
             unlisted: owed ranges without a partition.
             requested: a live run is being requested at this moment.
+            forgotten: ranges that nobody remembered to be owed, and that are not done yet.
+            cannot_tell: why the table could not be asked; empty when it was.
         """
         seen = look.snapshot
         ages = {run_mark(record.dagster_run.run_id): now - _began(record) for record in look.records}
@@ -115,6 +130,8 @@ class GroupChecks:
                 seen.partitions, max(0.0, now - (found or now)), unlisted, self.max_crash_lag_age_seconds
             ),
         }
+        if self.table is not None:
+            verdicts[EXACT] = health.exact(seen, forgotten, cannot_tell)
         return [self._evaluation(name, verdict, look) for name, verdict in verdicts.items()]
 
     def _found_at(self, look: GroupLook, instance: dg.DagsterInstance, waiting: Sequence[str]) -> float | None:

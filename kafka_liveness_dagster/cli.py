@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import click
 
-from kafka_liveness_dagster import group_commands
+from kafka_liveness_dagster import audit_command, group_commands
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -184,6 +184,7 @@ def timeline(
 
 main.add_command(group_commands.status)
 main.add_command(group_commands.forgive)
+main.add_command(audit_command.audit)
 
 
 def _clean_up_when_asked_to_end() -> None:

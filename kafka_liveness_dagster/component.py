@@ -19,9 +19,10 @@ from typing_extensions import Self
 
 from kafka_liveness_dagster.assets import kafka_asset, several
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
+from kafka_liveness_dagster.resources import KafkaLivenessResource
 from kafka_liveness_dagster.scaffold import KafkaAssetScaffolder, name_of
 from kafka_liveness_dagster.spark.query import query
+from kafka_liveness_dagster.spark_resource import SparkConnectResource
 from kafka_liveness_dagster.yaml_values import function, resource_of, section_of
 
 _CODE = ("name", "on_event", "event_jobs", "backfill_policy")  # told otherwise, or only in Python
@@ -73,6 +74,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     min_crash_lag: int = _setting("min_crash_lag")
     max_owed_ranges: int | None = _setting("max_owed_ranges")
     on_data_loss: Literal["raise", "skip"] = _setting("on_data_loss")
+    on_missing_rows: Literal["raise", "owe"] = _setting("on_missing_rows")
     auto_offset_reset: Literal["earliest", "latest", "error"] = _setting("auto_offset_reset")
     liveness: Literal["poll", "progress"] = _setting("liveness")
     on_poison: Literal["raise", "quarantine"] = _setting("on_poison")

@@ -33,6 +33,7 @@ class GroupCursor(BaseModel, frozen=True):
     dealt: str = ""
     rebalancing_since: float | None = None
     absent: dict[str, int] = {}
+    forgotten: tuple[str, ...] = ()
 
     @property
     def memory(self) -> Memory | None:
@@ -40,7 +41,7 @@ class GroupCursor(BaseModel, frozen=True):
         if self.state is None:
             return None
         told = tuple(self.told[at : at + _LETTERS] for at in range(0, len(self.told), _LETTERS))
-        return Memory(self.state, self.members, told, self.dealt, self.rebalancing_since, self.absent)
+        return Memory(self.state, self.members, told, self.dealt, self.rebalancing_since, self.absent, self.forgotten)
 
     @classmethod
     def of(
@@ -59,6 +60,7 @@ class GroupCursor(BaseModel, frozen=True):
             dealt=memory.dealt,
             rebalancing_since=memory.rebalancing_since,
             absent={run: int(since) for run, since in memory.absent.items()},
+            forgotten=memory.forgotten,
         )
 
     @classmethod

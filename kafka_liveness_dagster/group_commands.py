@@ -1,4 +1,4 @@
-"""The commands about one consumer group: ``kafka-liveness status`` and ``kafka-liveness forgive``."""
+"""The commands about one consumer group: ``kafka-liveness status`` and ``forgive``; ``audit_command`` has the third."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
-_bootstrap_servers = click.option(
+at_bootstrap_servers = click.option(
     "--bootstrap-servers", default="embedded", show_default=True, help="The Kafka the group is at, host:port."
 )
-_command_config = click.option(
+with_command_config = click.option(
     "--command-config",
     type=click.File(encoding="utf-8"),
     help="File of `name=value` lines: librdkafka's security settings, like sasl.mechanism=PLAIN.",
@@ -27,8 +27,8 @@ _EVERY = click.FloatRange(min=0.2)
 @click.command()
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
-@_bootstrap_servers
-@_command_config
+@at_bootstrap_servers
+@with_command_config
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", type=_EVERY, is_flag=False, flag_value=2.0, help="Look every 2 (or so many) s until Ctrl-C.")
 def status(
@@ -61,7 +61,7 @@ def status(
 
     if as_json and watch is not None:
         raise click.UsageError("--json prints one object, --watch never ends: choose one")
-    cluster = Cluster(_reached(bootstrap_servers, command_config))
+    cluster = Cluster(reached(bootstrap_servers, command_config))
     if watch is not None:
         with contextlib.suppress(KeyboardInterrupt):
             group_status.watch(cluster, group, topics, watch)
@@ -78,8 +78,8 @@ def status(
 @click.argument("ranges", nargs=-1, required=True, metavar="RANGE...")
 @click.option("--reason", required=True, help="Why nobody will process them; kept in Dagster.")
 @click.option("--asset", help="The crash lag asset, like orders_crash_lag, when Dagster knows several or none.")
-@_bootstrap_servers
-@_command_config
+@at_bootstrap_servers
+@with_command_config
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forgive(
     group: str,
@@ -106,7 +106,7 @@ def forgive(
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
-    kafka = _reached(bootstrap_servers, command_config)
+    kafka = reached(bootstrap_servers, command_config)
     asked = by_hand.examine(kafka, group, ranges, reason)
     audit = by_hand.Audit.of(group, asset)
     for line in asked.told():
@@ -118,7 +118,7 @@ def forgive(
     click.echo(f"{asked.size:,} offsets forgiven")
 
 
-def _reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
+def reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
     """The Kafka named; the embedded one is looked at where it runs, and not started for it."""
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415

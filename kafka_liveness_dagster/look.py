@@ -13,9 +13,11 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
-from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
+from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
+from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
+from kafka_liveness_dagster.kafka.witness import believed
 from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import FENCED_TAG, lane_tags
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+    from kafka_liveness_dagster.kafka.witness import Witness
 
 _RECENT_RUNS = 20
 _FOREIGN_LETTERS = 24  # of a foreign member's name: the sensor's cursor is small
@@ -53,16 +56,18 @@ class GroupLook:
         topics: Sequence[str],
         *,
         recent_runs: int = 0,
+        witness: Witness | None = None,
     ) -> GroupLook:
         """Dagster first: a run that began after that is no departure, as its mark would be of an unknown run.
 
         Raises:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
+            TopicRecreatedError: the offsets are of a topic that was deleted.
         """
         records = instance.get_run_records(
             dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
         )
-        partitions, group = _asked(cluster, group_id, topics)
+        partitions, group = _asked(cluster, group_id, topics, witness)
         runs = {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
         seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs)
         return cls(replace(seen, runs={**runs, **_said_meanwhile(instance, seen, records)}), records)
@@ -109,24 +114,45 @@ def _said_meanwhile(
     }
 
 
-def _asked(cluster: Cluster, group_id: str, topics: Sequence[str]) -> tuple[tuple[PartitionSnapshot, ...], Group]:
+def _asked(
+    cluster: Cluster, group_id: str, topics: Sequence[str], witness: Witness | None
+) -> tuple[tuple[PartitionSnapshot, ...], Group]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)
     marks = {tp: _decode(commit.metadata) for tp, commit in first.items()}
-    owing = [tp for tp, mark in marks.items() if mark and mark.owed]
+    owing = [tp for tp in tps if witness is not None or ((mark := marks.get(tp)) and mark.owed)]
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
-    return tuple(_partition(tp, first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps), group
+    facts = {tp: _facts(first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps}
+    if witness is not None:  # last: what is committed was written before that
+        ids = cluster.topic_ids(topics)
+        facts = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in believed(facts, witness).items()}
+    return tuple(_partition(tp, one) for tp, one in facts.items()), group
 
 
-def _partition(
-    tp: TopicPartition, first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int]
-) -> PartitionSnapshot:
+def _facts(
+    first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int]
+) -> PartitionFacts:
     done = DoneLog.decode(second.offset, second.metadata) if second else DoneLog()
-    outstanding = done.outstanding(mark.owed) if mark else ()
-    log_start, log_end = bounds
-    return PartitionSnapshot(tp, first.offset if first else None, mark, log_end, outstanding, log_start=log_start)
+    return PartitionFacts(first.offset if first else None, mark, *bounds, done)
+
+
+def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
+    """What is told of a partition; a topic made anew is an error: a sensor that skips would look healthy."""
+    check_identity(tp, facts)
+    missing = () if facts.committed is None else facts.missing(facts.committed)
+    forgotten = () if facts.vouched else missing
+    return PartitionSnapshot(
+        tp,
+        facts.committed,
+        facts.mark,
+        facts.log_end,
+        union((*facts.outstanding, *forgotten)),
+        log_start=facts.log_start,
+        forgotten=forgotten,
+        missing=missing if facts.vouched else (),
+    )
 
 
 def _decode(metadata: str) -> LiveMark | None:

@@ -81,8 +81,8 @@ class KafkaAsset(KafkaAssetSettings):
 
     @cached_property
     def checks(self) -> dg.AssetChecksDefinition:
-        """Whether the group is read, near the log end, caught up, and ahead of the broker's retention."""
-        return self._group_checks.definition(f"{self.name}_checks", self.kafka_resource_key)
+        """Whether the group is read, near the log end, caught up, ahead of the broker's retention, and exact."""
+        return self._group_checks.definition(f"{self.name}_checks", self.kafka_resource_key, self.spark_resource_key)
 
     @cached_property
     def checks_job(self) -> Any:
@@ -109,6 +109,8 @@ class KafkaAsset(KafkaAssetSettings):
             minimum_interval_seconds=self.sensor_interval_seconds,
             default_status=self.sensor_status,
             kafka_resource_key=self.kafka_resource_key,
+            table=self.table,
+            spark_resource_key=self.spark_resource_key,
         )
 
     @property
@@ -124,6 +126,7 @@ class KafkaAsset(KafkaAssetSettings):
             max_poll_records=self.most_records,
             max_live_runs=self.max_live_runs,
             ghost_after_seconds=self.ghost_after_seconds,
+            table=self.table,
         )
 
     @property

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.resources import KafkaLivenessResource, SparkConnectResource
+    from kafka_liveness_dagster.resources import KafkaLivenessResource
     from kafka_liveness_dagster.settings import KafkaAssetSettings
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.sink import Sink
+    from kafka_liveness_dagster.spark_resource import SparkConnectResource
 
 
 class Lane(Protocol):
@@ -56,10 +57,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Kafka, a transform, and a table or a sink of the user's own.
+    """Kafka, a transform from a DataFrame of one batch to the rows to keep, and a table or a sink of the user's own.
 
     Attributes:
-        transform: from a DataFrame of exactly one batch to the rows to keep.
         table: ``catalog.namespace.table`` of the Iceberg table; empty where there is a sink.
         sink: what is called with each batch instead.
         most_records: at most so many offsets in a batch; ``auto``: their number follows what batches take.
@@ -86,7 +86,7 @@ class Pipeline:
         """The asset's pipeline with the resources of this run."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
-        witness, most = _witness(asset, spark), asset.most_in_flight
+        most, witness = asset.most_in_flight, _witness(asset, spark)
         return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison, most, witness)
 
     def run(

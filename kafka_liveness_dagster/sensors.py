@@ -26,6 +26,7 @@ from kafka_liveness_dagster.metadata import told
 from kafka_liveness_dagster.observations import group_observations, range_observation
 from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
 from kafka_liveness_dagster.runs import CAUSE_TAG, PARTITION_TAG, lane_tags, runs_in_progress
+from kafka_liveness_dagster.table_look import TableLook
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +55,8 @@ def build_group_sensor(
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     kafka_resource_key: str = "kafka",
+    table: str | None = None,
+    spark_resource_key: str = "spark",
 ) -> dg.SensorDefinition:
     """A sensor for one consumer group: crashes and lag start live runs, owed ranges become partitions.
 
@@ -74,6 +77,8 @@ def build_group_sensor(
         minimum_interval_seconds: between two ticks.
         default_status: ``RUNNING`` to start with the code location.
         kafka_resource_key: of the :class:`KafkaLivenessResource`.
+        table: the Iceberg table; with it each look holds the first commit log against what the table says it has.
+        spark_resource_key: of the :class:`SparkConnectResource`; needed with ``table``.
     """
     own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
     watch = _Watch(
@@ -95,11 +100,12 @@ def build_group_sensor(
         jobs=[*own, *event_jobs],
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        required_resource_keys={kafka_resource_key},
+        required_resource_keys={kafka_resource_key, *([spark_resource_key] if table else [])},
         description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return watch.tick(context, getattr(context.resources, kafka_resource_key).cluster())
+        cluster = getattr(context.resources, kafka_resource_key).cluster()
+        return watch.tick(context, cluster, TableLook.of(table, context.resources, spark_resource_key))
 
     return group_sensor
 
@@ -118,12 +124,13 @@ class _Watch:
     answers: Answers
     checks: GroupChecks | None
 
-    def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
+    def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:
         # Dagster first: a range that is materialised between the two looks must not come back as a new partition
         instance = context.instance
         existing = instance.get_dynamic_partitions(self._partitions_name)
         materialized = instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
-        look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=3 * self.max_live_runs)
+        recent_runs = 3 * self.max_live_runs
+        look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
         cursor, now = GroupCursor.decode(context.cursor), time.time()
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
         keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
@@ -135,7 +142,15 @@ class _Watch:
         judged: Sequence[dg.AssetCheckEvaluation] = ()
         outcomes, checked_at = cursor.outcomes, cursor.checked_at
         if self.checks is not None and observe:
-            judged = self.checks.evaluate(look, instance, [*missing, *keys], now, requested=bool(wanted))
+            judged = self.checks.evaluate(
+                look,
+                instance,
+                [*missing, *keys],
+                now,
+                requested=bool(wanted),
+                forgotten=memory.forgotten,
+                cannot_tell=table.cannot_tell if table else "",
+            )
             judged, outcomes, checked_at = news(judged, outcomes, checked_at, now)
         runs = [*wanted, *self._catch_up_runs(instance, look, missing, now), *answers]
         if self.fail_ghost_runs:

@@ -122,7 +122,8 @@ def test_every_setting_arrives(project, monkeypatch):
     """What YAML says is what ``kafka_asset`` is told, setting by setting."""
     told = {
         "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "min_crash_lag": 70,
-        "max_owed_ranges": 3, "on_data_loss": "skip", "auto_offset_reset": "latest", "liveness": "progress",
+        "max_owed_ranges": 3, "on_data_loss": "skip", "on_missing_rows": "owe", "auto_offset_reset": "latest",
+        "liveness": "progress",
         "on_poison": "quarantine", "group_instance_id": "etl-0", "idle_seconds": 1.5, "max_live_runs": 1,
         "max_lag": 5_000, "max_crash_lag_age_seconds": 3600.0,
         "batching": "greedy", "batches_in_flight": 1, "auto_catch_up": True, "ghost_after_seconds": 30.0,

@@ -140,8 +140,33 @@ class CrashLagFound:
         return f"crash lag {self.key}, {self.offsets:,} offsets, is owed"
 
 
+@dataclass(frozen=True)
+class OwedForgotten:
+    """Somebody's commit replaced what said that a range is owed: it is neither in the table nor owed.
+
+    Attributes:
+        by: foreign members of the group at that look; empty when none was there any more.
+    """
+
+    key: str
+    offsets: int
+    by: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        who = ", ".join(self.by[:_NAMED]) or "somebody who is not in the group now"
+        return f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} committed over it"
+
+
 GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
-    MemberJoined, MemberLeft, RebalanceStarted, RebalanceCompleted, GroupEmptied, GroupDied, GhostFound, CrashLagFound
+    MemberJoined,
+    MemberLeft,
+    RebalanceStarted,
+    RebalanceCompleted,
+    GroupEmptied,
+    GroupDied,
+    GhostFound,
+    CrashLagFound,
+    OwedForgotten,
 ]
 
 

@@ -28,6 +28,7 @@ _NAMED = 5
 _GHOST = ". Queued or hanging? When it is terminated, the sensor starts another"
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _AWAY = ". It joins again with its next poll; its log says what took so long"
+_RESTORE = "Restore it, or set on_missing_rows='owe' and backfill"
 _NOBODY = ". The group's sensor starts live runs: is it switched on?"
 
 
@@ -175,6 +176,34 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
         told = f"about to expire: {_named(near)}, {numbers['offsets_about_to_expire']:,} offsets"
         return Verdict(Gravity.WARNING, f"{told}: {longer}", numbers)
     return Verdict(Gravity.FINE, "nothing that waits is about to expire", numbers)
+
+
+def exact(seen: GroupSnapshot, remembered: Sequence[str], cannot_tell: str) -> Verdict:
+    """Whether every offset of the group's life below the first log is in the table, owed, or told as lost.
+
+    Args:
+        seen: the group now.
+        remembered: ranges that were forgotten, and are not proven done yet.
+        cannot_tell: why the table could not be asked; empty when it was.
+    """
+    if cannot_tell:
+        return Verdict(Gravity.WARNING, f"cannot tell: {cannot_tell}")
+    missing = [str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.missing]
+    forgotten = [str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.forgotten]
+    forgotten = list(dict.fromkeys((*remembered, *forgotten)))
+    owed = sum(p.owed for p in seen.partitions)
+    numbers: dict[str, int | float | str] = {
+        "missing_offsets": sum(span.size for p in seen.partitions for span in p.missing),
+        "forgotten_ranges": len(forgotten),
+        "owed_offsets": owed,
+    }
+    if missing:
+        told = f"the table lacks {_named(missing)}, {numbers['missing_offsets']:,} offsets that were committed"
+        return Verdict(Gravity.ERROR, f"{told}: it was dropped, replaced or rolled back. {_RESTORE}", numbers)
+    if forgotten:
+        told = f"{_named(forgotten)}: not in the table, and a stranger's commit made the group forget it"
+        return Verdict(Gravity.ERROR, f"{told}. It is owed again: materialize its partition", numbers)
+    return Verdict(Gravity.FINE, f"every committed offset is in the table or accounted for; {owed:,} are owed", numbers)
 
 
 def _lag(partitions: Iterable[PartitionSnapshot]) -> int:

@@ -103,7 +103,13 @@ def expiry(owed: Span, log_start: int, log_end: int) -> Expiry:
 
 @dataclass(frozen=True)
 class PartitionSnapshot:
-    """One partition as both commit logs and the broker show it."""
+    """One partition as both commit logs, the broker and the table show it.
+
+    Attributes:
+        outstanding: what is owed and not proven done, what was forgotten included.
+        forgotten: what of it no commit says any more.
+        missing: what was committed and the table has lost.
+    """
 
     topic_partition: TopicPartition
     committed: int | None
@@ -111,6 +117,8 @@ class PartitionSnapshot:
     log_end: int
     outstanding: tuple[Span, ...] = ()
     log_start: int = 0
+    forgotten: tuple[Span, ...] = ()
+    missing: tuple[Span, ...] = ()
 
     @property
     def lag(self) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, Mark, Origin, fits
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import Span, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, check_identity, check_log, rows_missing
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ class ResumePolicy:
 class Resumed:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
-    ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
-    ``max_owed_ranges``; ``lost`` what expired before the live lane processed it; ``forgotten`` what is owed again,
-    though nobody remembered it; ``again`` and ``second`` what the first log's mark and the second log say from now on.
+    ``crash_lag`` is what of ``skipped`` is owed: all of it but what is in the table already. ``overflow`` holds crash
+    lag that was not skipped since its token would not fit the commit metadata, or ``max_owed_ranges``; ``lost`` what
+    expired before the live lane processed it; ``forgotten`` what is owed again, though nobody remembered it; ``again``
+    and ``second`` what the first log's mark and the second log say from now on.
     """
 
     position: int
@@ -68,6 +69,7 @@ class Resumed:
     paused: bool = field(default=False, repr=False)
     forgotten: tuple[Span, ...] = field(default=(), repr=False)
     again: Span | None = field(default=None, repr=False)
+    crash_lag: tuple[Span, ...] = field(default=(), repr=False, compare=False)
     second: DoneLog = field(default_factory=DoneLog, repr=False, compare=False)
 
     @property
@@ -136,20 +138,27 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     owed = union((*owed, *missing))
     found = Resumed(start, owed, lost=lost, forgotten=missing, again=again, second=second)
     lag = Span(start, facts.log_end)
+    left = _not_landed(facts, lag, again)
     # Rule 3: what was paused stays so, whoever owns it and however its owner ended
     if facts.is_paused:
         return replace(found, paused=True)
     # Rule 4: a handover is not a crash
     crashed = facts.mark is not None and facts.mark.mark is Mark.RUNNING
     # Rule 5: below min_crash_lag the backlog costs less than a backfill
-    if not (policy.enable_parallel_rebalance and crashed and lag.size >= max(1, policy.min_crash_lag)):
+    if not (policy.enable_parallel_rebalance and crashed and size(left) >= max(1, policy.min_crash_lag)):
         return found
     # Rule 6: a token that does not fit may not be half written
-    jumped = union((*owed, lag))
+    jumped = union((*owed, *left))
     if not _has_room(jumped, policy, origin, again):
         return replace(found, overflow=lag)
     # Rule 7: the live lane is fresh, the lag is owed
-    return replace(found, position=lag.end, owed=jumped, skipped=lag)
+    return replace(found, position=lag.end, owed=jumped, skipped=lag, crash_lag=left)
+
+
+def _not_landed(facts: PartitionFacts, lag: Span, again: Span | None) -> tuple[Span, ...]:
+    """What of the lag is not in the table: what a dead run had written and not committed need not be done again."""
+    landed = facts.account.done if facts.account is not None and lag.size > 0 else ()
+    return difference((lag,), difference(landed, (again,) if again else ()))
 
 
 def _not_expired(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:

@@ -20,10 +20,12 @@ from kafka_liveness_dagster.core.events import (
     LeaveReason,
     MemberJoined,
     MemberLeft,
+    OwedForgotten,
     RebalanceCompleted,
     RebalanceStarted,
 )
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate, departures, reason_without_marks
+from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,6 +117,7 @@ class Memory:
         dealt: who had which partitions when the group was last stable.
         rebalancing_since: seconds, None while it is not.
         absent: runs in progress that were no members -> since when, and negative once that was told; newest first.
+        forgotten: ranges that were forgotten, ``orders:3:70-120``, and are not proven done yet.
     """
 
     state: GroupState
@@ -123,6 +126,7 @@ class Memory:
     dealt: str
     rebalancing_since: float | None = None
     absent: Mapping[str, float] = field(default_factory=dict)
+    forgotten: tuple[str, ...] = ()
 
 
 def changes(
@@ -139,15 +143,16 @@ def changes(
     left = seen.left[:MAX_TOLD]
     absent, ghosts = _absent(before, seen, now_seconds, ghost_after_seconds)
     members = {member.key: member.name for member in seen.known[:MAX_REMEMBERED]}
-    after = Memory(seen.state, members, tuple(map(_name, left)), seen.dealt, absent=absent)
+    events, forgotten = _forgotten(before, seen)
+    after = Memory(seen.state, members, tuple(map(_name, left)), seen.dealt, absent=absent, forgotten=forgotten)
     if before is None:
-        return [*(gone for gone in left if not gone.reason.in_good_order), *ghosts], after
+        return [*(gone for gone in left if not gone.reason.in_good_order), *events, *ghosts], after
     if seen.state is GroupState.REBALANCING:
         since = now_seconds if before.rebalancing_since is None else before.rebalancing_since
         after = replace(after, dealt=before.dealt, rebalancing_since=since)
     news = [gone for gone in left if not _is_told(gone, before.told)]
     out = _gone(before, seen, {gone.run for gone in left})
-    return [*news, *out, *_joined(before, seen), *_of_the_group(before, seen, now_seconds), *ghosts], after
+    return [*news, *out, *_joined(before, seen), *_of_the_group(before, seen, now_seconds), *events, *ghosts], after
 
 
 def _of_the_group(before: Memory, seen: GroupSnapshot, now_seconds: float) -> list[GroupEvent]:
@@ -190,6 +195,21 @@ def _gone(before: Memory, seen: GroupSnapshot, left: set[str]) -> list[GroupEven
             run, is_back = seen.runs.get(name, Run(RunFate.UNKNOWN)), name in names
             out.append(MemberLeft(name, reason_without_marks(run, is_back=is_back), (), is_back))
     return out
+
+
+def _forgotten(before: Memory | None, seen: GroupSnapshot) -> tuple[list[GroupEvent], tuple[str, ...]]:
+    """What nobody remembers any more; what of it was told before, and is not done yet, is remembered here."""
+    told = [OffsetRange.parse(key) for key in before.forgotten] if before else []
+    waiting = {p.topic_partition: p.outstanding for p in seen.partitions}
+    still = [one for one in told if intersection((one.span,), waiting.get(one.topic_partition, ()))]
+    foreign = tuple(member.name for member in seen.members if member.is_foreign)
+    new = [
+        OffsetRange(*p.topic_partition, *span)
+        for p in seen.partitions
+        for span in difference(p.forgotten, [one.span for one in still if one.topic_partition == p.topic_partition])
+    ]
+    events: list[GroupEvent] = [OwedForgotten(str(one), one.size, foreign) for one in new]
+    return events, tuple(map(str, [*still, *new][:MAX_REMEMBERED]))
 
 
 def _absent(

@@ -43,10 +43,10 @@ class Found:
             log.warning(told, self.forgotten[-1], forgotten.size)
         if resumed.paused:
             log.warning("%s is paused at %d, in both lanes: resume() lets it go on", tp, resumed.position)
-        if resumed.skipped is not None:
-            self.jumped.append(OffsetRange(*tp, *resumed.skipped))
+        for skipped in resumed.crash_lag:
+            self.jumped.append(OffsetRange(*tp, *skipped))
             told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
-            log.warning(told, self.jumped[-1], resumed.skipped.size, resumed.position)
+            log.warning(told, self.jumped[-1], skipped.size, resumed.position)
         if resumed.overflow is not None:
             told = "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges"
             log.warning(told, tp, resumed.overflow.start)

@@ -27,8 +27,11 @@ class Witness(Protocol):
     def target(self) -> str:
         """The table's name, or the sink's."""
 
-    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
-        """What is there of these offsets, as of now; nothing is there of a partition that is left out."""
+    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
+        """What is there of these offsets, as of now; nothing is there of a partition that is left out.
+
+        None: it cannot be asked now, which says nothing of what is there.
+        """
 
     def learn(self, accounts: Accounts) -> None:
         """What the lane knows besides, to be told with its next writes: where its life began, what was lost."""
@@ -45,7 +48,14 @@ def witnessed(
         ForeignCommitError: a commit of the group is not ours.
     """
     facts = cluster.facts(group_id, partitions)
-    if witness is None or not facts:
-        return facts
+    return facts if witness is None else believed(facts, witness)
+
+
+def believed(facts: Mapping[TopicPartition, PartitionFacts], witness: Witness) -> dict[TopicPartition, PartitionFacts]:
+    """The same facts with what the witness says now."""
+    if not facts:
+        return {}
     accounts = witness.accounts({tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in facts.items()})
+    if accounts is None:
+        return dict(facts)
     return {tp: replace(one, account=accounts.get(tp, Account())) for tp, one in facts.items()}

@@ -13,6 +13,7 @@ from kafka_liveness_dagster.core.commit_log import LiveMark
 from kafka_liveness_dagster.core.offsets import TopicPartition
 
 SECONDS = 20.0
+NO_SPARK = kl.SparkConnectResource(remote="sc://localhost:1")  # nobody answers: a look goes on without the table
 SESSION, HEARTBEAT = 3.0, 0.5  # how long the group waits for who left while it joined, how soon it hears of others
 
 

@@ -55,8 +55,8 @@ class Owing:
             enable_parallel_rebalance=True,
             idle_seconds=0.3,
         )(orders)
-        resources = {"kafka": self.kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
-        defs = dg.Definitions.merge(self.asset.definitions, dg.Definitions(resources=resources))
+        self._resources = {"kafka": self.kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+        defs = dg.Definitions.merge(self.asset.definitions, dg.Definitions(resources=self._resources))
         jobs = self.asset.live_job, self.asset.crash_lag_job
         self._live, self._catch_up = (defs.resolve_job_def(job.name) for job in jobs)
 
@@ -98,7 +98,7 @@ class Owing:
     def tick(self):
         """A look of the sensor; what it adds is added."""
         with dg.build_sensor_context(
-            instance=self.instance, resources={"kafka": self.kafka}, sensor_name=self.asset.sensor.name
+            instance=self.instance, resources=self._resources, sensor_name=self.asset.sensor.name
         ) as context:
             for added in self.asset.sensor.evaluate_tick(context).dynamic_partitions_requests or ():
                 self.instance.add_dynamic_partitions(added.partitions_def_name, added.partition_keys)

@@ -8,15 +8,15 @@ import pytest
 import kafka_liveness_dagster as kl
 from tests.world.one_group import join
 
-NAMES = ("group_alive", "lag", "retention", "crash_lag_age")
+NAMES = ("group_alive", "lag", "retention", "exact", "crash_lag_age")
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 
 
 class Checked:
     """An asset on the world's group, and its checks in a Dagster of its own."""
 
-    def __init__(self, world, instance):
-        self.world, self.instance, self.cursor = world, instance, None
+    def __init__(self, world, instance, spark):
+        self.world, self.instance, self.spark, self.cursor = world, instance, spark, None
 
     def asset(self, **settings):
         settings = {"max_lag": 40, "max_crash_lag_age_seconds": 3600, "max_poll_records": 50, **settings}
@@ -34,7 +34,7 @@ class Checked:
         run = dg.materialize(
             [self.asset(**settings).checks],
             selection=dg.AssetSelection.checks(*keys),
-            resources={"kafka": self.world.kafka},
+            resources={"kafka": self.world.kafka, "spark": self.spark},
             instance=self.instance,
         )
         return {one.check_name: one for one in run.get_asset_check_evaluations()}
@@ -42,9 +42,13 @@ class Checked:
     def tick(self):
         """Name -> evaluation, of those that a tick of the sensor stores."""
         context = dg.build_sensor_context(
-            self.instance, cursor=self.cursor, resources={"kafka": self.world.kafka}, sensor_name="orders_group"
+            self.instance,
+            cursor=self.cursor,
+            resources={"kafka": self.world.kafka, "spark": self.spark},
+            sensor_name="orders_group",
         )
-        tick = self.asset().sensor.evaluate_tick(context)
+        with context:
+            tick = self.asset().sensor.evaluate_tick(context)
         self.cursor = tick.cursor
         for request in tick.dynamic_partitions_requests:
             self.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
@@ -59,10 +63,10 @@ class Checked:
 
 
 @pytest.fixture
-def checked(crashed):
+def checked(crashed, services):
     """Committed 70, crashed at 100, log end 120."""
     with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
-        yield Checked(crashed, instance)
+        yield Checked(crashed, instance, kl.SparkConnectResource(remote=services.spark_remote))
 
 
 def test_each_check_fails_for_its_own_reason(checked):

@@ -19,7 +19,7 @@ from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.runs import lane_tags
-from tests.world.one_group import SECONDS, join
+from tests.world.one_group import NO_SPARK, SECONDS, join
 
 
 @pytest.fixture
@@ -266,8 +266,11 @@ def test_the_sensor_asks_for_no_run_because_of_a_paused_partition(world):
         return batch
 
     def requested():
-        with dg.DagsterInstance.ephemeral() as instance:
-            context = dg.build_sensor_context(instance, resources={"kafka": w.kafka}, sensor_name="orders_group")
+        resources = {"kafka": w.kafka, "spark": NO_SPARK}
+        with (
+            dg.DagsterInstance.ephemeral() as instance,
+            dg.build_sensor_context(instance, resources=resources, sensor_name="orders_group") as context,
+        ):
             return len(orders.sensor.evaluate_tick(context).run_requests)
 
     with w.live() as consumer:

@@ -19,8 +19,11 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference
 from kafka_liveness_dagster.failpoints import VARIABLE, Failpoint
+from kafka_liveness_dagster.kafka.witness import witnessed
 from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table import IcebergTable
 from tests.world.doomed import work
 from tests.world.left_behind import await_end
 
@@ -85,7 +88,9 @@ class Location:
     def tick(self):
         """A look of the sensor; what it adds is added."""
         with dg.build_sensor_context(
-            instance=self.instance, resources={"kafka": self.kafka}, sensor_name=self.asset.sensor.name
+            instance=self.instance,
+            resources={"kafka": self.kafka, "spark": self.spark},
+            sensor_name=self.asset.sensor.name,
         ) as context:
             for added in self.asset.sensor.evaluate_tick(context).dynamic_partitions_requests or ():
                 self.instance.add_dynamic_partitions(added.partitions_def_name, added.partition_keys)
@@ -103,8 +108,10 @@ class Location:
             assert self.job("catch-up").execute_in_process(instance=self.instance, tags=tags).success
 
     def facts(self):
-        """Both commit logs and the log bounds."""
-        return self.kafka.cluster().facts(self.group, [TopicPartition(topic, 0) for topic in self.topics])
+        """Both commit logs, the log bounds, and what the table says of itself."""
+        partitions = [TopicPartition(topic, 0) for topic in self.topics]
+        ledger = TableLedger(IcebergTable(self.table), self.spark.session)
+        return witnessed(self.kafka.cluster(), self.group, partitions, ledger)
 
     def crash(self, spark):
         """70 offsets of the first topic are in the table and committed; then the live lane dies of an error."""

@@ -92,7 +92,8 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     orders, defs, kafka = orders_asset(topic, group, table, services)
 
     def tick():
-        with dg.build_sensor_context(instance=instance, resources={"kafka": kafka}, sensor_name="orders_group") as ctx:
+        resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+        with dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_group") as ctx:
             return orders.sensor.evaluate_tick(ctx)
 
     first = tick()

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from tests.conftest import JARS
 from tests.world.chaos import PROTOCOLS
+from tests.world.one_group import NO_SPARK
 from tests.world.stories import stop, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
@@ -35,9 +36,8 @@ class Sensor:
 
     def tick(self):
         """One look; its result."""
-        with dg.build_sensor_context(
-            self._instance, self.cursor, resources={self.asset.kafka_resource_key: self._kafka}, sensor_name="watch"
-        ) as context:
+        resources = {self.asset.kafka_resource_key: self._kafka, self.asset.spark_resource_key: NO_SPARK}
+        with dg.build_sensor_context(self._instance, self.cursor, resources=resources, sensor_name="watch") as context:
             result = self.asset.sensor.evaluate_tick(context)
         self.cursor = result.cursor
         return result

@@ -12,7 +12,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster import sensors
 from kafka_liveness_dagster.kafka.errors import TopicNotFoundError
 from kafka_liveness_dagster.runs import lane_tags
-from tests.world.one_group import join
+from tests.world.one_group import NO_SPARK, join
 
 STARTED, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE
 
@@ -51,7 +51,7 @@ class Desk:
             self.instance,
             self.cursor,
             definitions=self.defs,
-            resources={"kafka": self.world.kafka},
+            resources={"kafka": self.world.kafka, "spark": NO_SPARK},
             sensor_name="orders_group",
         )
         with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):  # as the daemon's ticks are

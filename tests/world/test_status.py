@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main
-from tests.world.one_group import join
+from tests.world.one_group import NO_SPARK, join
 
 
 @pytest.fixture
@@ -269,8 +269,9 @@ def crash_lag_asset(w, instance, name="orders"):
     def orders(batch):
         return batch
 
-    context = dg.build_sensor_context(instance, resources={"kafka": w.kafka}, sensor_name=f"{name}_group")
-    tick = orders.sensor.evaluate_tick(context)
+    resources = {"kafka": w.kafka, "spark": NO_SPARK}
+    with dg.build_sensor_context(instance, resources=resources, sensor_name=f"{name}_group") as context:
+        tick = orders.sensor.evaluate_tick(context)
     for request in tick.dynamic_partitions_requests:
         instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
     for event in tick.asset_events:

@@ -1,0 +1,78 @@
+"""How do assets and sensors reach Spark? A resource, embedded unless an address is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import ConfigDict, Field, PrivateAttr
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.resources import KafkaLivenessResource
+
+EMBEDDED = "embedded"
+
+
+class SparkConnectResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Spark Connect server. Each run has a session of its own, ended with the run."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)  # the URL carries the token
+
+    remote: str = Field(
+        default=EMBEDDED,
+        repr=False,
+        description="`sc://host:port/;token=…`, or `embedded`: a real server this package starts on loopback.",
+    )
+    _session: SparkSession | None = PrivateAttr(default=None)
+
+    def session(self) -> SparkSession:
+        """The session of this resource, opened when first asked for.
+
+        Raises:
+            SparkUnreachableError: no server answered, or it refused the token.
+        """
+        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - pyspark stays lazy
+
+        if self._session is None:
+            self._session = connect(self._address())
+        return self._session
+
+    def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
+        """The records of exactly these ranges, by Spark's own Kafka source."""
+        from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415 - pyspark stays lazy
+
+        return read(self.session(), ranges, kafka.settings().spark())
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        """End the session.
+
+        Caller: Dagster, when the run's resources are torn down. Affects: this run's session alone.
+        """
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def running(self) -> str | None:
+        """The server's address; None where it is the embedded one and does not run: nothing is started for it."""
+        from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
+
+        if self.remote != EMBEDDED:
+            return self._address()
+        found = services.running()
+        return found.spark_remote or None if found else None
+
+    def _address(self) -> str:
+        if self.remote != EMBEDDED:
+            if not self.remote.startswith("sc://"):
+                raise InvalidSettingError("remote must be a Spark Connect address: sc://host:port, or 'embedded'")
+            return self.remote
+        from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
+
+        return services.ensure(which=("spark",)).spark_remote
