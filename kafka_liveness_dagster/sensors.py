@@ -135,7 +135,8 @@ class _Watch:
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
         keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
-        observe = bool(events) or now - cursor.observed_at >= _OBSERVE_SECONDS
+        done = cursor.forgotten != memory.forgotten  # what was forgotten is in the table: the check may pass again
+        observe = bool(events) or done or now - cursor.observed_at >= _OBSERVE_SECONDS
         answers, failed = self.answers.to(events, cursor, context.log)
         wanted, why_not = self._live_runs(instance, look, now)
         missing = [key for key in existing if is_key(key) and key not in materialized]

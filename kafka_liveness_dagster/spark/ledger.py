@@ -65,8 +65,7 @@ class TableLedger:
             RowsMissingError: it has lost what this process wrote, or what it said before.
             LedgerError: a newer version wrote to it.
         """
-        session = self._session()
-        self._look(session, self._table.current(session))
+        self._look(self._session())
         ids = {tp.topic: account.topic_id for tp, account in self._says.items()}
         return {
             tp: self._says.get(tp) or Account(topic_id=ids.get(tp.topic, ""), complete=self._complete) for tp in asked
@@ -85,8 +84,9 @@ class TableLedger:
             RowsMissingError: the table has lost what this process wrote, or what it said before.
         """
         if self._is_odd(snapshot_id) or time.monotonic() >= self._look_at:
-            self._look(session, snapshot_id)
-        self._see(snapshot_id)
+            self._look(session)
+        else:
+            self._see(snapshot_id)
         had = total((self._says, self._known, self._written))
         wrote = {tp: Account(spans, *self._besides(tp)) for tp, spans in _by_partition(ranges).items()}
         told, text = {_WROTE: encode(wrote)}, encode(had)
@@ -114,8 +114,10 @@ class TableLedger:
             self._seen.add(snapshot_id)
             self._last, self._landed_since = snapshot_id, False
 
-    def _look(self, session: SparkSession, snapshot_id: int | None) -> None:
+    def _look(self, session: SparkSession) -> None:
         began_at = time.monotonic()
+        self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
+        snapshot_id = self._table.current(session)
         before = total((self._says, self._written))
         if snapshot_id is None or snapshot_id != self._since:
             self._says, self._complete = self._read(session, snapshot_id)

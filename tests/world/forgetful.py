@@ -192,10 +192,15 @@ class Forgetful:
     def values(self):
         return {row["offset"]: row["value"] for row in self._rows(self.table)}
 
-    def tick(self):
+    def keys(self):
+        """The crash lag partitions that Dagster knows."""
+        keys = self.instance.get_dynamic_partitions(f"{self.name}_crash_lag")
+        return sorted(tuple(map(int, key.partition("@")[0].split(":")[2].split("-"))) for key in keys)
+
+    def tick(self, spark=None):
         """A look of the sensor: what it told, and the checks it evaluated; what it adds is added."""
         asset, _ = self.definitions()
-        resources = {"kafka": self.kafka, "spark": self._connect}
+        resources = {"kafka": self.kafka, "spark": spark or self._connect}
         with dg.build_sensor_context(
             instance=self.instance, resources=resources, sensor_name=asset.sensor.name, cursor=self.cursor
         ) as context:

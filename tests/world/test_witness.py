@@ -5,10 +5,12 @@ Each enemy of the commit logs and of the table, on the real broker and the real 
 
 from __future__ import annotations
 
+import dagster as dg
 import pytest
 
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, TopicRecreatedError
 from tests.world.forgetful import Forgetful, kept
+from tests.world.one_group import NO_SPARK
 
 PROTOCOLS = ("classic", "consumer")
 
@@ -250,3 +252,60 @@ def test_offsets_without_rows_are_proven_too(forgetful):
     world.stranger_commits(8)
     assert world.live() is None
     assert (world.committed(), world.owed(), world.offsets()) == (8, [], kept(0, 8))
+
+
+def told(result, name):
+    """What one tick says of an event, and of a check."""
+    events = [e.description for e in result.asset_events if isinstance(e, dg.AssetObservation) and e.partition is None]
+    checks = {e.check_name: e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)}
+    return [text for text in events if name in text], checks.get("exact")
+
+
+def is_well(result):
+    """Whether nothing was forgotten, and the check says so."""
+    events, exact = told(result, "forgotten")
+    return not events and exact.passed
+
+
+def test_the_sensor_tells_what_was_forgotten_until_it_is_done(forgetful):
+    """An event once, a check that fails, and a partition, before any run; all well when it is in the table."""
+    world = forgetful()
+    world.owe_70_to_120()
+    assert is_well(world.tick())
+    world.stranger_commits(120)
+    events, exact = told(world.tick(), "forgotten")
+    assert f"{world.topic}:0:70-120, 50 offsets, is not in the table and was forgotten" in events[0]
+    assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert world.live() is None
+    events, exact = told(world.tick(), "forgotten")
+    assert events == []
+    assert exact is None, "it fails still, and is not stored again"
+    assert world.keys() == [(70, 120)]
+    assert world.catch_up((70, 120)) is None
+    assert is_well(world.tick())
+
+
+def test_the_sensor_tells_a_table_that_lost_rows_and_a_topic_made_anew(forgetful):
+    """The one by the check, the other by an error that no tick gets over."""
+    world = forgetful()
+    world.grow_to(50)
+    assert world.live() is None
+    world.drop_table()
+    _, exact = told(world.tick(), "")
+    assert not exact.passed
+    assert f"the table lacks {world.topic}:0:0-50, 50 offsets" in exact.description
+    assert world.live(on_missing_rows="owe") is None
+    assert world.catch_up((0, 50)) is None
+    world.make_topic_anew(80)
+    with pytest.raises(TopicRecreatedError, match=world.topic_id()):
+        world.tick()
+
+
+def test_a_tick_goes_on_while_spark_is_away(forgetful):
+    """The check says that it cannot tell, and why; everything else is as it was."""
+    world = forgetful()
+    world.owe_70_to_120()
+    _, exact = told(world.tick(spark=NO_SPARK), "")
+    assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "cannot tell: no Spark Connect server answered at sc://localhost:1" in exact.description
+    assert world.keys() == [(70, 120)]
