@@ -76,9 +76,7 @@ class Forgetful:
             name=self.name,
             topics=[self.topic],
             group_id=self.group,
-            table=self.table,
-            idle_seconds=0.3,
-            **{**self.settings, **settings},
+            **{"table": self.table, "idle_seconds": 0.3, **self.settings, **settings},
         )(transform)
         resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self._connect})
         return asset, dg.Definitions.merge(asset.definitions, resources)

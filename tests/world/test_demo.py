@@ -99,3 +99,8 @@ def test_the_story_holds(story):
     assert 0 < verdict["crash_to_fresh_seconds"] < verdict["in_order_seconds"]
     assert verdict["killed_in_the_middle_of"].startswith("orders:")
     assert "crashed" in output, "the sensor named the cause"
+    assert verdict["certified"] is True
+    last_line = output.rstrip().splitlines()[-1]
+    assert last_line == verdict["certificate"]
+    assert last_line.startswith("certified: group ")
+    assert f"{verdict['produced']:,} in all" in last_line, "nothing is owed, and nothing lost"

@@ -309,3 +309,50 @@ def test_a_tick_goes_on_while_spark_is_away(forgetful):
     assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "cannot tell: no Spark Connect server answered at sc://localhost:1" in exact.description
     assert world.keys() == [(70, 120)]
+
+
+class CoveredSink:
+    """Counts nothing, writes nothing, and remembers which offsets it was given."""
+
+    def __init__(self):
+        self.held = []
+
+    def __call__(self, replacement):
+        replacement.rows.count()
+        self.held += replacement.ranges
+
+    def covered(self, ranges):
+        return [held for held in self.held if any(held.overlaps(one) for one in ranges)]
+
+
+def test_a_sink_that_says_what_it_holds_is_a_witness_too(forgetful):
+    """What was forgotten is owed again, what it lost is named, and no partition is green without its word."""
+    sink = CoveredSink()
+    world = forgetful(table=None, sink=sink)
+    world.crash_at_70()
+    world.grow_to(120)
+    assert world.live() is None
+    assert world.owed() == [(70, 120)]
+    world.stranger_commits(120)
+    assert world.live() is None
+    assert world.owed() == [(70, 120)]
+    assert world.catch_up((70, 120)) is None
+    assert world.green() == [(70, 120)]
+    sink.held = sink.held[1:]
+    error = world.live()
+    assert isinstance(error, RowsMissingError), error
+    assert f"{world.topic}:0:0-70, 70 offsets" in str(error)
+
+
+def test_without_a_witness_a_standing_partition_is_processed_again(forgetful):
+    """A sink that does not say what it holds: nothing is green because nobody remembers that it is owed."""
+    given = []
+    world = forgetful(table=None, sink=lambda replacement: given.extend(replacement.ranges))
+    world.crash_at_70()
+    world.grow_to(120)
+    assert world.live() is None
+    world.stranger_commits(120)
+    assert world.live() is None
+    given.clear()
+    assert world.catch_up((70, 120)) is None
+    assert [str(r.span) for r in given] == ["70-120"]
