@@ -188,7 +188,7 @@ def _again(facts: PartitionFacts, start: int) -> Span | None:
         known.append(Span(start, facts.account.done[-1].end))
     if facts.second.end > start:
         known.append(Span(start, facts.second.end))
-    known = [span for span in known if span.end > start or intersection((span,), facts.owed)]
+    known = [span for span in known if span.end > start or intersection((span,), facts.outstanding)]
     if not known:
         return None
     return Span(min(span.start for span in known), max(span.end for span in known))

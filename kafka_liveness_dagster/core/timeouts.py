@@ -3,6 +3,7 @@
 Turns a run budget into the three timeouts of a group member and refuses what no broker or reader could
 make sense of. Never reads a clock, a tag or a broker: it is told.
 
+>>> from kafka_liveness_dagster.core.limits import BrokerLimits
 >>> budget = first_budget(argument=None, op_tag=120, asset_metadata=None, run_remaining=None, default=300)
 >>> timeouts = derive(budget, session_seconds=None, heartbeat_seconds=None, limits=BrokerLimits(6_000, 1_800_000))
 >>> timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms, str(timeouts.budget)

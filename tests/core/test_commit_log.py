@@ -12,6 +12,7 @@ from kafka_liveness_dagster.core.commit_log import (
     ForeignCommitError,
     LiveMark,
     Mark,
+    Origin,
     check_group_id,
     committed,
     fits,
@@ -75,6 +76,16 @@ def paused(*owed):
         pytest.param(running((70, 120), (140, 190)), "kl1 running 0badcafe 70-120,140-190", id="after two crashes"),
         pytest.param(released((70, 120)), "kl1 released 0badcafe 70-120", id="in good order, still owing"),
         pytest.param(paused((70, 120)), "kl1 paused 0badcafe 70-120", id="held in both lanes"),
+        pytest.param(
+            LiveMark(Mark.RUNNING, RUN, (Span(70, 120),), Span(0, 120), Origin(0, "2Mq71qnKT1ul7FBvra2xew")),
+            "kl2 running 0badcafe 2Mq71qnKT1ul7FBvra2xew@0 70-120 again 0-120",
+            id="of a lane with a table, set back",
+        ),
+        pytest.param(
+            LiveMark(Mark.RELEASED, RUN, (), None, Origin(5)),
+            "kl2 released 0badcafe @5",
+            id="a broker without topic ids",
+        ),
     ],
 )
 def test_the_first_logs_text(mark, text):
@@ -162,10 +173,26 @@ def test_a_done_log_is_read_back_from_its_text(watermark, done):
         assert len(f"{text},{done[len(read.done)]}") > MAX_METADATA_BYTES
 
 
+@settings(deadline=None)
+@given(MANY_SPANS, MANY_SPANS)
+def test_what_was_told_gives_way_last(done, told):
+    """What is done is left out from the top, then what was told from the bottom: the table's ledger has it by then."""
+    text = DoneLog(0, done, told, Origin(0, "id"), "lake.shop.orders").encode()
+    read = DoneLog.decode(0, text)
+    assert len(text.encode()) <= MAX_METADATA_BYTES
+    assert read.done == done[: len(read.done)]
+    assert read.told == told[len(told) - len(read.told) :]
+    assert read.told == told or not read.done
+
+
 def test_the_second_logs_text():
     """Operators read this one too."""
     assert DoneLog(120, spans((150, 160))).encode() == "kl1 done 150-160"
     assert DoneLog(120).encode() == "kl1 done"
+    log = DoneLog(120, spans((150, 160)), spans((30, 40)), Origin(0, "id"), "lake.shop.orders")
+    assert log.encode() == "kl2 done id@0 150-160 told 30-40 in lake.shop.orders"
+    assert DoneLog.decode(120, log.encode()) == log
+    assert DoneLog(120, origin=Origin(0)).encode() == "kl2 done @0"
     with pytest.raises(ForeignCommitError):
         DoneLog.decode(120, "kl1 done 160-150")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.health import Gravity, crash_lag_age, group_alive, lag_below, retention
+from kafka_liveness_dagster.core.health import Gravity, crash_lag_age, exact, group_alive, lag_below, retention
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
@@ -152,6 +152,35 @@ def test_retention(at, gravity, says):
     found = retention([at], 20)
     assert (found.gravity, says in found.told) == (gravity, True), found.told
     assert (found.numbers["expired_offsets"] > 0) == (gravity is ERROR)
+
+
+@pytest.mark.parametrize(
+    ("seen", "remembered", "cannot_tell", "gravity", "says"),
+    [
+        pytest.param(partition(), (), "", FINE, "every committed offset is in the table", id="it is all there"),
+        pytest.param(partition(outstanding=(Span(10, 30),)), (), "", FINE, "20 are owed", id="owed is accounted for"),
+        pytest.param(partition(), (), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody to ask"),
+        pytest.param(
+            partition(missing=(Span(50, 70),)), (), "", ERROR, "the table lacks orders:0:50-70, 20 offsets", id="lost"
+        ),
+        pytest.param(
+            partition(forgotten=(Span(50, 70),)), (), "", ERROR, "orders:0:50-70: not in the table", id="forgotten"
+        ),
+        pytest.param(
+            partition(),
+            ("orders:0:50-70",),
+            "",
+            ERROR,
+            "orders:0:50-70: not in the table",
+            id="owed, not done",
+        ),
+    ],
+)
+def test_exact(seen, remembered, cannot_tell, gravity, says):
+    """What was committed is there, or somebody says where it is."""
+    verdict = exact(GroupSnapshot(GroupState.STABLE, (), (seen,)), remembered, cannot_tell)
+    assert verdict.gravity is gravity
+    assert says in verdict.told
 
 
 def test_many_are_told_by_their_first():

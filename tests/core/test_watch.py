@@ -14,12 +14,13 @@ from kafka_liveness_dagster.core.events import (
     LeaveReason,
     MemberJoined,
     MemberLeft,
+    OwedForgotten,
     RebalanceCompleted,
     RebalanceStarted,
 )
 from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
-from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, GroupSnapshot, GroupState, MemberSeen, changes
 
 RUN, OTHER = "0badcafe", "0000beef"
@@ -268,3 +269,20 @@ def test_words():
     assert str(GroupEmptied()) == "the group has no member any more"
     assert str(GroupDied()) == "the group does not exist any more"
     assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress and has been no member for 60 s"
+
+
+def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
+    """By whom, where a foreign member is there; while it is owed again nothing new is told."""
+    left = (Span(70, 120),)
+    lost = PartitionSnapshot(P0, 120, None, 120, left, forgotten=left)
+    owed = PartitionSnapshot(P0, 120, LiveMark(Mark.RUNNING, RUN, left), 120, left)
+    done = PartitionSnapshot(P0, 120, LiveMark(Mark.RUNNING, RUN), 120)
+    kcat = member("kcat at 10.0.0.7", "m-2", (P0,), is_foreign=True)
+    memory, out = None, []
+    for n, seen in enumerate([group(kcat, commits=[lost]), group(member(), commits=[owed]), group(commits=[done])]):
+        events, memory = changes(memory, seen, n * 5.0, GHOST_SECONDS)
+        out.append(([event for event in events if isinstance(event, OwedForgotten)], memory.forgotten))
+    told_first = OwedForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
+    assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
+    assert str(told_first).endswith("kcat at 10.0.0.7 committed over it")
+    assert "somebody who is not in the group now" in str(OwedForgotten("orders:0:70-120", 50))

@@ -177,6 +177,10 @@ class Forgetful:
     def committed(self):
         return self._facts().committed
 
+    def second_log(self):
+        """Its offset and metadata, None while there is none."""
+        return self.kafka.cluster().commits(f"{self.group}.catch-up", [self.tp]).get(self.tp)
+
     def owed(self):
         """What the first commit log says is owed."""
         return [tuple(span) for span in self._facts().owed]

@@ -5,9 +5,12 @@ Each enemy of the commit logs and of the table, on the real broker and the real 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dagster as dg
 import pytest
 
+from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, TopicRecreatedError
 from tests.world.forgetful import Forgetful, kept
 from tests.world.one_group import NO_SPARK
@@ -356,3 +359,23 @@ def test_without_a_witness_a_standing_partition_is_processed_again(forgetful):
     given.clear()
     assert world.catch_up((70, 120)) is None
     assert [str(r.span) for r in given] == ["70-120"]
+
+
+def test_the_second_log_is_committed_anew_under_a_live_member(forgetful):
+    """A group without members loses its offsets after a while: what was seen of it last is written again."""
+    world = forgetful()
+    world.grow_to(10)
+    with world.kafka.consumer(topics=[world.topic], group_id=world.group) as consumer:
+        consumer.settings = replace(consumer.settings, renew_seconds=0.0)
+        consumer.commit(consumer.poll(20.0))
+        before = world.second_log()
+        world.delete_offsets(of_second_log=True)
+        assert world.second_log() is None
+        assert consumer.poll(0.0) is None
+        assert world.second_log() == before
+
+
+def test_how_often_it_is_committed_anew_follows_the_broker(forgetful):
+    """A quarter of the time that the broker keeps it, an hour at most."""
+    assert forgetful().kafka.cluster().broker_limits().renew_seconds == 3_600
+    assert BrokerLimits(6_000, 60_000, offsets_retention_seconds=120).renew_seconds == 30

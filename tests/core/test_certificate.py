@@ -1,0 +1,266 @@
+"""What is certified and what is not: each row is one state of the witnesses, and says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate, several, texts
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
+from kafka_liveness_dagster.core.history import Write, overlaps
+from kafka_liveness_dagster.core.ledger import Account, LedgerError, encode
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, size, union
+from kafka_liveness_dagster.core.witnesses import PartitionFacts
+
+ORDERS = TopicPartition("orders", 3)
+ORIGIN = Origin(0, "a")
+OURS = LiveMark(Mark.RELEASED, "0badcafe", origin=ORIGIN)
+OWING = replace(OURS, owed=(Span(70, 120),))
+WHOLE = Account((Span(0, 120),), start=0, topic_id="a")
+UNTIL_70 = replace(WHOLE, done=(Span(0, 70),))
+SECOND = DoneLog(origin=ORIGIN, target="lake.shop.orders")
+UNKNOWN = Account(complete=False)
+
+
+def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, second=SECOND, topic_id="a"):
+    return PartitionFacts(committed, mark, log_start, log_end, second, account, topic_id)
+
+
+def certificate(*args, foreign=None, rows=None, **kwargs):
+    return PartitionCertificate(ORDERS, facts(*args, **kwargs), foreign, rows=rows)
+
+
+EXPIRED = "the table's history that would say so was expired"
+ONCE = "every offset from 0 to 120 is in the table once"
+CERTIFIED = {
+    "all of it": (certificate(), ONCE),
+    "owed": (certificate(mark=OWING, account=UNTIL_70), f"{ONCE}, but for 50 owed (70-120)"),
+    "owed and dead": (
+        certificate(mark=OWING, account=UNTIL_70, log_start=100),
+        f"{ONCE}, but for 50 owed (70-120, 30 of them expired at the broker)",
+    ),
+    "owed and lost": (
+        certificate(
+            mark=replace(OURS, owed=(Span(70, 100),)), account=UNTIL_70, second=replace(SECOND, told=(Span(100, 120),))
+        ),
+        f"{ONCE}, but for 30 owed (70-100) and 20 lost or forgiven (100-120)",
+    ),
+    "lost, as the table alone says": (
+        certificate(account=replace(UNTIL_70, told=(Span(70, 120),))),
+        f"{ONCE}, but for 50 lost or forgiven (70-120)",
+    ),
+    "told as lost, but there after all": (certificate(second=replace(SECOND, told=(Span(70, 120),))), ONCE),
+    "drained, and the first log has not dropped it yet": (certificate(mark=OWING), ONCE),
+    "to be processed again, though it is there": (
+        certificate(mark=replace(OURS, owed=(Span(70, 120),), again=Span(70, 120))),
+        f"{ONCE}, but for 50 owed (70-120)",
+    ),
+    "a stranger's commit, but the table has it all": (certificate(mark=None), ONCE),
+    "another program's metadata, but the table has it all": (
+        certificate(mark=None, foreign="theirs"),
+        f"{ONCE}; another program's metadata is committed: 'theirs'",
+    ),
+    "its history was expired": (
+        certificate(account=UNKNOWN),
+        f"{ONCE}; 0-120 by the commit logs' word alone: {EXPIRED}",
+    ),
+    "its history was expired, and it owes": (
+        certificate(mark=OWING, account=UNKNOWN),
+        f"{ONCE}, but for 50 owed (70-120); 0-70 by the commit logs' word alone: {EXPIRED}",
+    ),
+    "written, and not committed yet": (
+        certificate(committed=70),
+        "every offset from 0 to 70 is in the table once; the table has 70-120 above the commit already",
+    ),
+    "expired unread": (
+        certificate(committed=70, account=UNTIL_70, log_start=100),
+        "every offset from 0 to 70 is in the table once; 70-100 expired before anybody read it",
+    ),
+    "an empty partition": (
+        certificate(committed=0, account=Account(), log_end=0, topic_id=""),
+        "nothing is committed above 0",
+    ),
+    "a partition that was added": (
+        certificate(None, None, Account(), second=DoneLog(), log_end=7),
+        "nothing is committed yet",
+    ),
+    "a sink": (
+        certificate(mark=OWING, account=None),
+        "both commit logs say that every offset from 0 to 120 is processed, but for 50 owed (70-120)",
+    ),
+    "a sink, of a lane that could not ask": (
+        certificate(mark=replace(OURS, origin=None), account=None, second=replace(SECOND, target=None)),
+        "both commit logs say that every offset from 0 to 120 is processed",
+    ),
+}
+NOT_CERTIFIED = {
+    "forgotten": (certificate(mark=None, account=UNTIL_70), "50 offsets missing (70-120): forgotten by a commit"),
+    "forgotten, where the table cannot tell": (
+        certificate(mark=None, account=UNKNOWN),
+        "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table cannot tell",
+    ),
+    "forgotten, where there is no table": (
+        certificate(mark=None, account=None),
+        "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table cannot tell",
+    ),
+    "lost by the table": (certificate(account=UNTIL_70), "(70-120): they were committed after their rows were written"),
+    "a table that is gone": (certificate(account=Account()), "120 offsets missing (0-120): they were committed"),
+    "made anew": (certificate(topic_id="b"), "topic orders was deleted and made anew"),
+    "made anew, and committed no more": (certificate(None, None, second=DoneLog(), topic_id="b"), "made anew"),
+    "beyond the log end": (certificate(log_end=100), "committed at 120 but its log ends at 100"),
+    "its offsets were deleted": (
+        certificate(None, None),
+        "nothing is committed, though the group began at 0 and the table has 0-120",
+    ),
+    "nobody says where it began": (
+        certificate(mark=replace(OURS, origin=None), account=Account(), second=DoneLog()),
+        "nobody says where the group's life on it began",
+    ),
+    "rows outside": (
+        certificate(rows=RowFindings(9, outside=(Stretch(130, 131, 1), Stretch(200, 300, 5)))),
+        "rows of which nobody says that they are done, of 6 offsets (130-131, 5 within 200-300)",
+    ),
+    "rows without records": (
+        certificate(rows=RowFindings(9, unrecorded=(Stretch(5, 6, 1),))),
+        "rows without a record in the topic, of 1 offset (5-6)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "says"), CERTIFIED.values(), ids=CERTIFIED)
+def test_what_is_accounted_for_is_certified(found, says):
+    """With everything that is excepted, by name."""
+    assert (found.certified, found.sentence) == (True, says)
+
+
+@pytest.mark.parametrize(("found", "says"), NOT_CERTIFIED.values(), ids=NOT_CERTIFIED)
+def test_what_is_not_accounted_for_is_not_certified(found, says):
+    """And it is said why, with the numbers."""
+    assert not found.certified
+    assert found.sentence.startswith("NOT certified: ")
+    assert says in found.sentence
+
+
+@pytest.mark.parametrize(
+    "found", [found for found, _ in (*CERTIFIED.values(), *NOT_CERTIFIED.values())], ids=[*CERTIFIED, *NOT_CERTIFIED]
+)
+def test_every_offset_of_its_life_is_in_one_place(found):
+    """In the table, by the commits' word, owed, lost or missing: nothing is left over, and nothing there twice."""
+    if found.facts.committed is None:
+        return
+    parts = (found.in_table, found.by_word, found.owed, found.lost, found.missing)
+    assert union(span for part in parts for span in part) == found.life
+    assert sum(map(size, parts)) == size(found.life)
+    assert not difference(found.in_table, found.done)
+
+
+def test_what_rows_say_besides_is_told():
+    """Dropped by the transform, equal twice, compacted away: known, and no fault."""
+    seen = RowFindings(
+        1_000, unrecorded=(Stretch(1, 2, 1),), without_rows=(Stretch(7, 8, 1),), doubled=(Stretch(5, 6, 1),),
+        compacted=True,
+    )  # fmt: skip
+    assert certificate(rows=seen).sentence == (
+        f"{ONCE}; 1,000 rows were compared; no row for the record of 1 offset (7-8); rows that are equal in every "
+        "column, of 1 offset (5-6); rows without a record any more, of 1 offset (1-2): the topic is compacted"
+    )
+    assert certificate(rows=RowFindings(3)).sentence == f"{ONCE}; 3 rows were compared"
+
+
+def test_stretches_join_where_nothing_is_between():
+    """A stretch that is not full stays apart, or a finding would seem larger than it is."""
+    full = [Stretch(10, 20, 10), Stretch(20, 30, 10)]
+    assert joined(reversed(full)) == (Stretch(10, 30, 20),)
+    assert joined([Stretch(0, 10, 3), *full, Stretch(31, 32, 1)]) == (
+        Stretch(0, 10, 3),
+        Stretch(10, 30, 20),
+        Stretch(31, 32, 1),
+    )
+    many = RowFindings(outside=tuple(Stretch(2 * n, 2 * n + 1, 1) for n in range(8)))
+    assert "8 offsets (0-1, 2-3, 4-5, 6-7, 8-9, 10-11 and 2 more stretches)" in next(many.faults())
+
+
+def history(*texts):
+    return [Write(number, "", "overwrite", 0, 0, text) for number, text in enumerate(texts)]
+
+
+def test_what_several_snapshots_wrote_is_told():
+    """Of each partition, once; what only touches is no overlap, and neither is what was told without rows."""
+    told = [
+        "orders/a 3@0:0-70",
+        "orders/a 3@0:70-120 4:!0-9",
+        "",
+        "orders/a 3@0:60-80 4@0:0-5",
+        "orders/a 3:60-65,110-130",
+    ]
+    assert overlaps(history(*told)) == {ORDERS: (Span(60, 80), Span(110, 120))}
+    assert overlaps(history(told[0], "other/ 3:0-70")) == {}, "another topic"
+    assert overlaps(history(*told[:3])) == {}
+
+
+@given(
+    st.dictionaries(
+        st.builds(TopicPartition, st.sampled_from(["orders", "a.b-c_1"]), st.integers(0, 300)),
+        st.lists(
+            st.builds(lambda start, n: Span(start, start + n), st.integers(0, 10**9), st.integers(1, 9)), max_size=3
+        ),
+        max_size=150,
+    )
+)
+def test_a_history_is_scanned_as_it_is_decoded(spans):
+    """Written twice, everything of any text is an overlap: the quick way finds what the exact one does."""
+    accounts = {tp: Account(union(done), (Span(3, 4),), 0, "a-_") for tp, done in spans.items()}
+    (write,) = history(encode(accounts))
+    wrote = {tp: done for tp, done in write.wrote.items() if done}
+    assert wrote == {tp: account.done for tp, account in accounts.items() if account.done}
+    assert overlaps([write, write]) == wrote
+
+
+@pytest.mark.parametrize("text", ["orders/a 3:5", "orders/a 3:5-6-7", "orders/a 3:5-", "z:!"])
+def test_a_newer_versions_history_is_not_understood(text):
+    """And not guessed at."""
+    with pytest.raises(LedgerError, match="does not understand"):
+        overlaps(history(text))
+
+
+def group(*partitions, is_table=True):
+    target = "lake.shop.orders" if is_table else "ParquetSink"
+    return Certificate("etl", target, is_table, 1, partitions)
+
+
+def test_the_group_is_certified_when_all_its_partitions_are():
+    """In one sentence, with what is excepted; else with the first that is not."""
+    well, owing = certificate(), certificate(mark=OWING, account=UNTIL_70)
+    lost = certificate(account=replace(UNTIL_70, told=(Span(70, 120),)))
+    begin = "certified: group etl, table lake.shop.orders: every committed offset of"
+    assert group(well).sentence == f"{begin} 1 partition is in the table once, 120 in all"
+    assert group(well, owing, lost).sentence == (
+        f"{begin} 3 partitions is in the table once, 260 in all, but for 50 owed (orders:3:70-120) and 50 lost or "
+        "forgiven (orders:3:70-120)"
+    )
+    seen = certificate(rows=RowFindings(90, without_rows=(Stretch(0, 120, 30),)))
+    assert group(well, seen).sentence.endswith("once, 240 in all; 30 of them have a record, but no row")
+    failed = group(well, certificate(account=UNTIL_70))
+    assert not failed.certified
+    assert failed.sentence.startswith(
+        "NOT certified: group etl, table lake.shop.orders: 1 of 2 partitions. orders:3: 50 offsets missing (70-120)"
+    )
+
+
+def test_of_a_sink_only_both_logs_are_certified():
+    """Nobody looked at what it holds, and the sentence does not say so."""
+    assert group(certificate(account=None), is_table=False).sentence == (
+        "certified: group etl, sink ParquetSink: every committed offset of 1 partition is processed, as both commit "
+        "logs say, 120 in all"
+    )
+
+
+def test_a_sentence_names_few_ranges():
+    """Six, and how many more there are."""
+    assert several(list("abcdef")) == "a, b, c, d, e, f"
+    assert several(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+    assert texts([]) == "nothing"

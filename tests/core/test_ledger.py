@@ -1,0 +1,172 @@
+"""What a table's snapshots say that it holds: what is written is read, and nothing is claimed that is not there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_liveness_dagster.core.ledger import (
+    LONG,
+    Account,
+    LedgerError,
+    Snapshot,
+    decode,
+    encode,
+    lineage,
+    read,
+    total,
+)
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
+
+TP = TopicPartition("orders", 3)
+ID = "2Mq71qnKT1ul7FBvra2xew"
+SPANS = st.lists(st.builds(Span, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=4).map(union)
+ACCOUNTS = st.dictionaries(
+    st.builds(TopicPartition, st.sampled_from(["orders", "a.b", "x-y_z"]), st.integers(0, 9)),
+    st.builds(Account, SPANS, SPANS, st.none() | st.integers(0, 2**62)),
+    max_size=6,
+)
+
+
+def held(*pairs):
+    """An account of these offsets, as its snapshot says it."""
+    return {TP: Account(tuple(Span(*pair) for pair in pairs), start=0, topic_id=ID)}
+
+
+def text(*pairs):
+    return encode(held(*pairs))
+
+
+def table(*snapshots):
+    """Snapshots by their ids, each the child of the one before unless it says otherwise."""
+    return {one.snapshot_id: one for one in snapshots}
+
+
+def what(snapshots, current):
+    """What is read, as pairs, and whether it is all."""
+    found = lineage(snapshots, current)
+    accounts = read(snapshots, found)
+    return [tuple(span) for span in accounts[TP].done] if TP in accounts else [], found.complete
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_text_is_a_promise():
+    """People read it in their table's snapshots."""
+    accounts = {
+        TopicPartition("orders", 0): Account((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ID),
+        TopicPartition("orders", 1): Account((Span(5, 6),)),
+        TopicPartition("paid", 0): Account((Span(1, 2),)),
+    }
+    assert encode(accounts) == f"orders/{ID} 0@0:0-70,90-120!70-90 1:5-6 paid/ 0:1-2"
+
+
+@given(ACCOUNTS)
+def test_an_account_is_read_back_from_its_text(accounts):
+    """decode(encode(accounts)) == accounts, compressed or not."""
+    assert decode(encode(accounts)) == accounts
+
+
+def test_a_long_text_is_compressed():
+    """A thousand partitions in a few kilobytes: every later metadata file copies it."""
+    many = {
+        TopicPartition("orders", p): Account((Span(0, 10**9 + 17 * p),), start=0, topic_id=ID) for p in range(1_000)
+    }
+    assert LONG < len(encode(many)) < 10_000
+    assert decode(encode(many)) == many
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param("3@0:0-70", id="no topic"),
+        pytest.param("orders/x 3@0:70-0", id="backwards"),
+        pytest.param("orders/x 3@0:0-70,60-90", id="overlapping"),
+        pytest.param("orders/x 3@0:0", id="no end"),
+        pytest.param("orders/x of", id="a word of another version"),
+        pytest.param("z:AAAA", id="not compressed by us"),
+        pytest.param("z:####", id="not even encoded"),
+    ],
+)
+def test_what_we_did_not_write_is_not_guessed_at(wrong):
+    """A newer version's ledger is an error with the remedy."""
+    with pytest.raises(LedgerError, match="newer version"):
+        decode(wrong)
+
+
+def test_nothing_says_nothing():
+    """Somebody else's snapshot has no such text."""
+    assert decode("") == {}
+
+
+def test_accounts_add_up():
+    """Offsets are united, the beginning is the earliest, and what one of them does not know both do not."""
+    both = Account((Span(0, 5),), start=3) + Account((Span(5, 9),), (Span(9, 10),), 1, ID, complete=False)
+    assert both == Account((Span(0, 9),), (Span(9, 10),), 1, ID, complete=False)
+    assert total([{TP: Account()}, {TP: Account(start=2)}])[TP] == Account(start=2)
+
+
+# --- lineage --------------------------------------------------------------------------------------------------------
+
+
+def test_every_commit_counts():
+    """A table from its beginning: what each snapshot wrote; somebody else's says nothing and is passed."""
+    snapshots = table(
+        Snapshot(1, None, text((0, 10))), Snapshot(2, 1), Snapshot(3, 2, text((10, 20))), Snapshot(4, 3, text((30, 40)))
+    )
+    assert what(snapshots, 4) == ([(0, 20), (30, 40)], True)
+
+
+def test_a_sum_stands_for_all_before_it():
+    """The walk ends at the first snapshot that somebody summed up, expired or not."""
+    summed = Snapshot(4, 3, text((20, 30)), text((0, 20)), 3)
+    assert what(table(Snapshot(3, 2, text((99, 100))), summed), 4) == ([(0, 30)], True)
+    assert what(table(summed), 4) == ([(0, 30)], True)
+
+
+def test_two_writers_at_a_time_lose_nothing_of_each_other():
+    """Neither's sum has the other's commit: the newest sum counts, and all that was written since."""
+    snapshots = table(
+        Snapshot(1, None, text((0, 10))),
+        Snapshot(2, 1, text((10, 20)), text((0, 10)), 1),
+        Snapshot(3, 2, text((50, 60)), text((0, 20)), 2),
+        Snapshot(4, 3, text((20, 30)), text((0, 10)), 1),
+    )
+    assert what(snapshots, 4) == ([(0, 30), (50, 60)], True)
+
+
+def test_rolled_back_it_says_less():
+    """The current snapshot decides; what is not among its ancestors is not in the table."""
+    snapshots = table(*(Snapshot(n, n - 1 or None, text((10 * n, 10 * n + 10))) for n in range(1, 6)))
+    assert what(snapshots, 3) == ([(10, 40)], True)
+    assert what(snapshots, None) == ([], True)
+
+
+def test_a_sum_of_what_was_rolled_back_is_not_believed():
+    """A writer that did not look: its ``since`` is in the table, and no ancestor of its own commit."""
+    snapshots = table(
+        Snapshot(1, None, text((0, 10))),
+        Snapshot(2, 1, text((10, 20))),
+        Snapshot(3, 1, text((20, 30)), text((0, 20)), 2),
+    )
+    assert what(snapshots, 3) == ([(0, 10), (20, 30)], True)
+
+
+def test_an_expired_history_proves_nothing_by_what_it_lacks():
+    """What is said is true; what is not said may have been said by a snapshot that is gone."""
+    assert what(table(Snapshot(5, 4, text((40, 50)))), 5) == ([(40, 50)], False)
+    assert what(table(Snapshot(5, 4, text((40, 50)), text((0, 30)), 2)), 5) == ([(0, 30), (40, 50)], False)
+    found = read(table(Snapshot(5, 4, text((40, 50)))), lineage(table(Snapshot(5, 4, text((40, 50)))), 5))
+    assert not found[TP].complete
+
+
+def test_a_snapshot_nobody_listed_is_not_the_beginning():
+    """A look at the newest ones only, of a table that was rolled back far: ask for all of them."""
+    assert what(table(Snapshot(5, 4, text((40, 50)))), 3) == ([], False)
+
+
+def test_parents_in_a_circle_end():
+    """No table has them; nobody waits for ever if one does."""
+    assert what(table(Snapshot(1, 2, text((0, 1))), Snapshot(2, 1, text((1, 2)))), 2) == ([(0, 2)], False)

@@ -1,0 +1,254 @@
+"""Whose word counts? Both commit logs, the last commit's own, and the table: what is proven, forgotten, or lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, union
+from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
+from kafka_liveness_dagster.core.witnesses import (
+    PartitionFacts,
+    RowsMissingError,
+    TopicRecreatedError,
+    check_identity,
+)
+
+TP, RUN, ID = TopicPartition("orders", 3), "0badcafe", "2Mq71qnKT1ul7FBvra2xew"
+BEGUN = Origin(0, ID)
+OURS = DoneLog(origin=BEGUN, target="lake.shop.orders")
+PARALLEL, OWE = ResumePolicy(enable_parallel_rebalance=True), ResumePolicy(on_missing_rows="owe")
+SPANS = st.lists(st.builds(Span, st.integers(0, 60), st.integers(0, 60)), max_size=4).map(union)
+
+
+def spans(*pairs):
+    return tuple(Span(*pair) for pair in pairs)
+
+
+def mark(*owed, kind=Mark.RELEASED, origin=BEGUN, again=None):
+    return LiveMark(kind, RUN, spans(*owed), again and Span(*again), origin)
+
+
+def account(*done, told=(), start=0, complete=True):
+    return Account(spans(*done), spans(*told), start, ID, complete=complete)
+
+
+def facts(committed, last, table, *, second=OURS, log=(0, 120), **more):
+    """One partition, of the topic whose id everybody knows."""
+    return PartitionFacts(committed, last, *log, second, table, ID, **more)
+
+
+FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "left"),
+    [
+        pytest.param(FORGOTTEN, [(70, 120)], [(70, 120)], id="nobody remembers it: not done for that"),
+        pytest.param(facts(120, mark(), account((0, 120))), [(70, 120)], [], id="the table has it"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 100))), [(70, 120)], [(100, 120)], id="half of it landed"),
+        pytest.param(
+            facts(120, mark(), account((0, 70)), second=DoneLog(120, origin=BEGUN, target="t")),
+            [(70, 120)],
+            [(70, 120)],
+            id="the second log says so, and the table was rolled back since",
+        ),
+        pytest.param(facts(120, mark(), account((0, 70), told=[(70, 120)])), [(70, 120)], [], id="forgiven"),
+        pytest.param(
+            facts(120, mark((70, 120)), account((50, 70), complete=False)),
+            [(0, 120)],
+            [(70, 120)],
+            id="the table cannot tell: our own commit vouches for what it does not owe",
+        ),
+        pytest.param(
+            facts(120, None, account((50, 70), complete=False)),
+            [(0, 120)],
+            [(0, 50), (70, 120)],
+            id="a stranger's does not",
+        ),
+        pytest.param(
+            facts(120, LiveMark(Mark.RELEASED, RUN), None), [(0, 120)], [], id="no table: version 0.1.0's word"
+        ),
+        pytest.param(
+            facts(120, LiveMark(Mark.RELEASED, RUN), None, second=DoneLog(origin=Origin(50))),
+            [(0, 120)],
+            [(0, 50)],
+            id="no table: since the group began",
+        ),
+        pytest.param(
+            facts(
+                120, mark((30, 120), again=(0, 120)), account((0, 120)), second=DoneLog(90, origin=BEGUN, target="t")
+            ),
+            [(0, 120)],
+            [(90, 120)],
+            id="set back on purpose: what is in the table is done anew",
+        ),
+        pytest.param(
+            facts(200, mark((70, 120), origin=Origin(150, ID)), account((150, 200), start=150)),
+            [(70, 120), (150, 180)],
+            [(70, 120)],
+            id="what was owed before there was a ledger is the logs' to tell",
+        ),
+    ],
+)
+def test_what_is_not_proven_done_is_left(found, asked, left):
+    """An offset is done because a witness says so."""
+    assert found.left_of(spans(*asked)) == spans(*left)
+
+
+@pytest.mark.parametrize(
+    ("found", "missing"),
+    [
+        pytest.param(FORGOTTEN, [(70, 120)], id="forgotten"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 70))), [], id="owed"),
+        pytest.param(facts(120, mark(), account((0, 50))), [(50, 120)], id="lost by the table"),
+        pytest.param(facts(120, mark(), account((0, 50), complete=False)), [], id="a table that cannot tell"),
+        pytest.param(facts(120, mark(), None), [], id="no table"),
+        pytest.param(
+            facts(120, LiveMark(Mark.RELEASED, RUN), Account(), second=DoneLog()), [], id="of before there was a ledger"
+        ),
+        pytest.param(
+            facts(120, LiveMark(Mark.RELEASED, RUN), Account(), second=DoneLog(origin=BEGUN)),
+            [],
+            id="of a lane that could not ask the table",
+        ),
+        pytest.param(facts(120, None, account((0, 70)), remembered=spans((70, 120))), [], id="remembered by its owner"),
+    ],
+)
+def test_what_is_neither_in_the_table_nor_owed(found, missing):
+    """Within the group's life, below the committed offset."""
+    assert found.missing(found.committed) == spans(*missing)
+
+
+def test_what_was_forgotten_is_owed_in_the_commit_with_which_the_live_lane_goes_on():
+    """Position and debt are one write."""
+    answer = resume(TP, FORGOTTEN, ResumePolicy())
+    assert (answer.position, answer.owed, answer.forgotten) == (120, spans((70, 120)), spans((70, 120)))
+
+
+def test_what_the_table_has_lost_is_an_error_unless_it_may_be_owed():
+    """The error has what is missing, how much of it the broker has, and the remedy."""
+    found = facts(120, mark(), account((0, 50)), log=(80, 120))
+    with pytest.raises(
+        RowsMissingError, match=r"lacks orders:3:50-120, 70 offsets .*still has 40.*on_missing_rows='owe'"
+    ):
+        resume(TP, found, ResumePolicy())
+    answer = resume(TP, found, OWE)
+    assert (answer.owed, answer.lost, answer.second.told) == (spans((80, 120)), spans((50, 80)), spans((50, 80)))
+
+
+def test_many_missing_ranges_are_named_by_the_first():
+    """An error is for people."""
+    many = tuple((n, n + 1) for n in range(0, 20, 2))
+    with pytest.raises(RowsMissingError, match="and 5 more"):
+        resume(TP, facts(20, mark(), account(*many)), ResumePolicy())
+
+
+def test_what_was_forgotten_and_expired_stays_owed_or_is_skipped():
+    """As it is with every debt: the catch-up lane names it, or it is reported as lost."""
+    found = facts(120, None, account((0, 70)), log=(90, 120))
+    assert resume(TP, found, ResumePolicy()).owed == spans((70, 120))
+    answer = resume(TP, found, ResumePolicy(on_data_loss="skip"))
+    assert (answer.owed, answer.lost) == (spans((90, 120)), spans((70, 90)))
+
+
+def test_what_cannot_be_owed_is_processed_in_order():
+    """No room for the token: back to where it begins, and what lies above is the live lane's again."""
+    found = facts(120, None, account((0, 10), (20, 70)), remembered=spans((10, 20)))
+    answer = resume(TP, found, ResumePolicy(max_owed_ranges=1))
+    assert (answer.position, answer.owed, answer.overflow) == (70, spans((10, 20)), Span(70, 120))
+
+
+def test_no_commit_and_latest_owe_what_was_never_read():
+    """A group whose offsets expired: a plain consumer would skip what came meanwhile."""
+    answer = resume(TP, facts(None, None, account((0, 70))), ResumePolicy(auto_offset_reset="latest"))
+    assert (answer.position, answer.owed) == (120, spans((70, 120)))
+
+
+def test_offsets_that_were_set_back_are_processed_again():
+    """Though the table has them: the second log is rewritten, and a crash on the way owes them."""
+    second = DoneLog(90, origin=BEGUN, target="t")
+    back = resume(TP, facts(0, None, account((0, 120)), second=second), PARALLEL)
+    assert (back.position, back.owed, back.again, back.second.end) == (0, (), Span(0, 120), 0)
+    crashed = facts(30, mark(kind=Mark.RUNNING, again=(0, 120)), account((0, 120)), second=back.second)
+    answer = resume(TP, crashed, PARALLEL)
+    assert (answer.position, answer.owed) == (120, spans((30, 120)))
+    done = facts(120, mark((30, 120), again=(0, 120)), account((0, 120)), second=DoneLog(120, origin=BEGUN, target="t"))
+    assert resume(TP, done, PARALLEL) == Resumed(120)
+
+
+def test_what_a_dead_run_had_written_is_not_owed():
+    """It is in the table, though its offsets were not committed."""
+    answer = resume(TP, facts(70, mark(kind=Mark.RUNNING), account((0, 100))), PARALLEL)
+    assert (answer.position, answer.skipped, answer.crash_lag) == (120, Span(70, 120), spans((100, 120)))
+    assert answer.owed == spans((100, 120))
+
+
+@pytest.mark.parametrize(
+    ("found", "where"),
+    [
+        pytest.param(facts(120, mark(origin=Origin(0, "old")), None), "the first commit log", id="first log"),
+        pytest.param(
+            facts(120, None, None, second=DoneLog(origin=Origin(0, "old"))), "the second commit log", id="second"
+        ),
+        pytest.param(
+            facts(None, None, Account((Span(0, 50),), (), 0, "old")), "the table", id="the broker drops both logs"
+        ),
+    ],
+)
+def test_a_topic_made_anew_is_known_by_its_id(found, where):
+    """However many records it has; with both ids, and the remedy."""
+    with pytest.raises(
+        TopicRecreatedError, match=f"{where} has offsets of orders:3 with topic id old.*{ID}.*another table"
+    ):
+        resume(TP, found, ResumePolicy())
+
+
+def test_a_broker_without_topic_ids_changes_nothing():
+    """It cannot be told, and the id that is known stays."""
+    found = PartitionFacts(120, mark(), 0, 120, OURS, account((0, 120)))
+    check_identity(TP, found)
+    assert resume(TP, found, ResumePolicy()).origin == BEGUN
+
+
+def test_a_group_begins_where_it_first_stands():
+    """What lies below was never its to process; a stranger's commit that nobody can be held against begins anew."""
+    first = facts(None, None, Account(), second=DoneLog(), log=(40, 120))
+    assert resume(TP, first, ResumePolicy()).origin == Origin(40, ID)
+    assert resume(TP, facts(100, None, None, second=DoneLog(30, origin=BEGUN)), ResumePolicy()).origin == Origin(
+        100, ID
+    )
+
+
+def test_what_is_done_is_dropped_from_the_first_log_only_with_proof():
+    """The table's, where it tells: the second log alone would drop what was rolled back."""
+    second = DoneLog(120, origin=BEGUN, target="t")
+    assert still_owed(facts(120, mark((70, 120)), account((0, 70)), second=second)) == spans((70, 120))
+    assert still_owed(facts(120, mark((70, 120)), account((0, 120)), second=DoneLog())) == ()
+
+
+@given(done=SPANS, owed=SPANS, told=SPANS, stranger=st.booleans(), committed=st.integers(0, 60))
+def test_nothing_is_missing_in_silence(done, owed, told, stranger, committed):
+    """Below the new position each offset is in the table, owed, told, or the answer is an error."""
+    owed = tuple(span for span in owed if span.end <= committed)
+    last = None if stranger else LiveMark(Mark.RUNNING, RUN, owed, None, BEGUN)
+    found = facts(committed, last, Account(done, told, 0, ID), log=(0, 60))
+    answer = resume(TP, found, ResumePolicy(enable_parallel_rebalance=True, on_missing_rows="owe"))
+    assert difference((Span(0, answer.position),), (*done, *told, *answer.owed)) == ()
+    assert not difference(found.left_of(answer.owed), answer.owed)
+
+
+def test_only_a_commit_of_a_lane_with_a_table_vouches_for_rows():
+    """A plain consumer of this package commits what it processed, wherever that went."""
+    assert facts(120, mark((70, 120)), account((0, 70))).vouched_for == spans((0, 70))
+    assert facts(120, LiveMark(Mark.RELEASED, RUN), account((0, 70))).vouched_for == ()
+
+
+def test_how_often_the_second_log_is_committed_anew():
+    """A quarter of the time the broker keeps it, and an hour at most."""
+    assert BrokerLimits(6_000, 60_000).renew_seconds == 3_600
+    assert BrokerLimits(6_000, 60_000, offsets_retention_seconds=120).renew_seconds == 30
