@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import size
-from kafka_liveness_dagster.group_commands import at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.reach import at_bootstrap_servers, at_spark, reached, session_at, with_command_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
     from rich.console import Group
 
     from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate
@@ -38,9 +36,7 @@ class CannotAuditError(click.ClickException):
 @click.option("--table", help="catalog.namespace.table, instead of the one that the group's commits name.")
 @at_bootstrap_servers
 @with_command_config
-@click.option(
-    "--spark", default="embedded", show_default=True, help="The Spark Connect to ask, sc://host:port/;token=…"
-)
+@at_spark
 @click.option("--deep", is_flag=True, help="Compare all rows and all records, by Spark.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -79,7 +75,7 @@ def audit(
 
     try:
         cluster = Cluster(reached(bootstrap_servers, command_config))
-        with _session_at(spark) as session:
+        with session_at(spark) as session:
             found = Audit(cluster, group, session, topics, table).certificate(deep=deep)
     except KafkaLivenessError as error:
         raise CannotAuditError(str(error)) from error
@@ -108,7 +104,7 @@ def told_to_programs(found: Certificate) -> dict[str, Any]:
                 "operation": write.operation,
                 "added_rows": write.added_rows,
                 "deleted_rows": write.deleted_rows,
-                "wrote": [f"{tp}:{span}" for tp, account in write.wrote.items() for span in account.done],
+                "wrote": [f"{tp}:{span}" for tp, spans in write.wrote.items() for span in spans],
             }
             for write in found.history
         ],
@@ -168,12 +164,12 @@ def _history(found: Certificate) -> Iterator[str]:
     if found.snapshot_id is None:
         yield f"{found.target} does not exist, or has no snapshot"
         return
-    ours = [write for write in found.history if write.wrote]
+    ours = [write for write in found.history if write.text]
     yield (
-        f"{found.target} at snapshot {found.snapshot_id}: {len(found.history):,} snapshots, {len(ours):,} of them of "
-        f"this package, which added {sum(write.added_rows for write in ours):,} rows"
+        f"{found.target} at snapshot {found.snapshot_id}; snapshots: {len(found.history):,}, by this package: "
+        f"{len(ours):,}, which added {sum(write.added_rows for write in ours):,} rows"
     )
-    others = [write for write in found.history if not write.wrote]
+    others = [write for write in found.history if not write.text]
     for write in others[:_SHOWN_STRANGERS]:
         yield (
             f"  {write.committed_at[:19]} {write.operation} by others: {write.added_rows:,} rows added, "
@@ -181,37 +177,3 @@ def _history(found: Certificate) -> Iterator[str]:
         )
     if rest := others[_SHOWN_STRANGERS:]:
         yield f"  and {len(rest):,} more by others"
-
-
-@contextmanager
-def _session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
-    """What opens a session when it is needed, which ends with the block; a server is not started for it."""
-    opened: list[SparkSession] = []
-
-    def session() -> SparkSession:
-        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415  only where there is a table
-
-        opened.append(connect(_spark(remote)))
-        return opened[-1]
-
-    try:
-        yield session
-    finally:
-        for one in opened:
-            one.stop()
-
-
-def _spark(remote: str) -> str:
-    """The Spark named; the embedded one is looked at where it runs."""
-    from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
-    from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415
-
-    if remote != "embedded":
-        return remote
-    found = services.running()
-    if found is None or not found.spark_remote:
-        raise InvalidSettingError(
-            f"the embedded Spark does not run in {home_folder()}: start it with `kafka-liveness up`; if it was "
-            "started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with --spark"
-        )
-    return found.spark_remote

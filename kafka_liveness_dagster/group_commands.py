@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.reach import at_bootstrap_servers, at_spark, reached, session_at, with_command_config
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from collections.abc import Callable
 
-at_bootstrap_servers = click.option(
-    "--bootstrap-servers", default="embedded", show_default=True, help="The Kafka the group is at, host:port."
-)
-with_command_config = click.option(
-    "--command-config",
-    type=click.File(encoding="utf-8"),
-    help="File of `name=value` lines: librdkafka's security settings, like sasl.mechanism=PLAIN.",
-)
+    from pyspark.sql import SparkSession
+
+    from kafka_liveness_dagster.spark.ledger import TableLedger
+
 _EVERY = click.FloatRange(min=0.2)
 
 
@@ -29,6 +26,8 @@ _EVERY = click.FloatRange(min=0.2)
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @at_bootstrap_servers
 @with_command_config
+@click.option("--table", help="catalog.namespace.table: ask it too whether the topic was made anew.")
+@at_spark
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", type=_EVERY, is_flag=False, flag_value=2.0, help="Look every 2 (or so many) s until Ctrl-C.")
 def status(
@@ -37,6 +36,8 @@ def status(
     topics: tuple[str, ...],
     bootstrap_servers: str,
     command_config: TextIO | None,
+    table: str | None,
+    spark: str,
     as_json: bool,
     watch: float | None,
 ) -> None:
@@ -46,7 +47,8 @@ def status(
     what the catch-up lane did beyond the first offset still owed. Owed ranges that expired, or lie in the oldest
     tenth of a log that the broker is already deleting, are marked.
 
-    Never joins, never commits. Exit code 1 when there is no such group.
+    Never joins, never commits. Exit code 1 when there is no such group, or its topic was made anew: the broker deletes
+    a group's commits with the topic, so with --table the table is asked whose offsets it has.
 
     \b
     Example:
@@ -57,20 +59,24 @@ def status(
     from rich.console import Console  # noqa: PLC0415  `--help` must not wait for it
 
     from kafka_liveness_dagster import status as group_status  # noqa: PLC0415
+    from kafka_liveness_dagster import status_shown  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     if as_json and watch is not None:
         raise click.UsageError("--json prints one object, --watch never ends: choose one")
     cluster = Cluster(reached(bootstrap_servers, command_config))
-    if watch is not None:
-        with contextlib.suppress(KeyboardInterrupt):
-            group_status.watch(cluster, group, topics, watch)
-        return
-    found = group_status.look(cluster, group, topics)
+    with session_at(spark) as session:
+        witness = _ledger(table, session) if table else None
+        look = functools.partial(group_status.look, cluster, group, topics, witness)
+        if watch is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                status_shown.watch(look, watch)
+            return
+        found = look()
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
-        Console(highlight=False).print(group_status.show(found))
+        Console(highlight=False).print(status_shown.show(found))
 
 
 @click.command()
@@ -118,18 +124,8 @@ def forgive(
     click.echo(f"{asked.size:,} offsets forgiven")
 
 
-def reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
-    """The Kafka named; the embedded one is looked at where it runs, and not started for it."""
-    from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
-    from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415
-    from kafka_liveness_dagster.kafka.config import KafkaSettings  # noqa: PLC0415
+def _ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
+    from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415  only where there is a table
+    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-    if bootstrap_servers != "embedded":
-        return KafkaSettings.of_properties(bootstrap_servers, command_config or ())
-    found = services.running()
-    if found is None or not found.bootstrap_servers:
-        raise InvalidSettingError(
-            f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it was "
-            "started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with --bootstrap-servers"
-        )
-    return KafkaSettings(found.bootstrap_servers)
+    return TableLedger(IcebergTable(table), session)

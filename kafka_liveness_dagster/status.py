@@ -5,22 +5,17 @@ Never joins and never commits. What another program committed is shown as such.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.run_marks import run_of_client
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
+from kafka_liveness_dagster.kafka.witness import believed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,9 +23,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.answers import Commit, GroupMember
-
-_SHOWN_RANGES = 6
-_WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expiry.GONE: "expired"}
+    from kafka_liveness_dagster.kafka.witness import Witness
 
 
 class NoSuchGroupError(InvalidSettingError):
@@ -118,10 +111,17 @@ class GroupStatus:
         }
 
 
-def look(cluster: Cluster, group_id: str, topics: Sequence[str] = ()) -> GroupStatus:
+def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: Witness | None = None) -> GroupStatus:
     """The group now, of these topics or of all it has committed to or is assigned.
 
+    Args:
+        cluster: where it is.
+        group_id: the live lane's group.
+        topics: only these.
+        witness: the table: a broker deletes a group's commits with their topic, and the table knows whose they were.
+
     Raises:
+        TopicRecreatedError: what is committed, or in the table, is of a topic of that name that was deleted.
         NoSuchGroupError: no member and no commit was found.
         BrokerUnreachableError: no broker answered within seconds.
     """
@@ -129,12 +129,14 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = ()) -> GroupSt
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
     first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
+    _check_identity(cluster, first, second, topics, asked if witness else (), witness)
     if not (members or first or second):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
             f"group {group_id!r} does not exist at {cluster.settings.bootstrap_servers}: it has no member, and nothing "
             f"is committed{of}. A group begins with its first member; commits of an empty group expire "
-            "(offsets.retention.minutes, 7 days unless changed)"
+            "(offsets.retention.minutes, 7 days unless changed), and the broker deletes them with their topic: --table "
+            "tells a topic that was made anew"
         )
     named = set(topics) or {tp.topic for tp in chain(first, second, *(member.partitions for member in members))}
     wanted = [tp for tp in asked if tp.topic in named]
@@ -144,34 +146,37 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = ()) -> GroupSt
     return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _runs(m, marks)) for m in members))
 
 
-def show(found: GroupStatus) -> Group:
-    """The same for a terminal."""
-    numbers = found.as_json()
-    told = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets owed, members: {len(found.members)}"
-    title = Text(f"group {found.group_id}: {told}", "bold")
-    warnings = [
-        Text(f"{p.seen.topic_partition}: not this package's metadata: {p.foreign[:80]!r}", "yellow")
-        for p in found.partitions
-        if p.foreign is not None
-    ]
-    return Group(title, _partitions_table(found), *warnings, *([_members_table(found)] if found.members else []))
-
-
-def watch(cluster: Cluster, group_id: str, topics: Sequence[str], seconds: float) -> None:
-    """Look again and again until Ctrl-C; a broker that is away for a while is waited for."""
-    with Live(show(look(cluster, group_id, topics)), console=Console(highlight=False), auto_refresh=False) as live:
-        live.refresh()
-        while True:
-            time.sleep(seconds)
-            try:
-                live.update(show(look(cluster, group_id, topics)), refresh=True)
-            except BrokerUnreachableError as error:
-                live.update(Text(str(error), "red"), refresh=True)
+def _check_identity(  # noqa: PLR0917
+    cluster: Cluster,
+    first: Mapping[TopicPartition, Commit],
+    second: Mapping[TopicPartition, Commit],
+    topics: Sequence[str],
+    asked: Sequence[TopicPartition],
+    witness: Witness | None,
+) -> None:
+    """Whether the topics are still those that the commits, and the table, are of."""
+    known = sorted({*first, *second, *asked})
+    ids = cluster.topic_ids({tp.topic for tp in known})
+    facts = {}
+    for tp in known:
+        mark, log, _ = _logs(first.get(tp), second.get(tp))
+        facts[tp] = PartitionFacts(None, mark, 0, 0, log, topic_id=ids[tp.topic])
+    for tp, one in (believed(facts, witness) if witness else facts).items():
+        if not topics or tp.topic in topics:
+            check_identity(tp, one)
 
 
 def _partition(
     tp: TopicPartition, first: Commit | None, second: Commit | None, bounds: tuple[int, int]
 ) -> PartitionStatus:
+    mark, log, foreign = _logs(first, second)
+    outstanding = log.outstanding(mark.owed) if mark else ()
+    seen = PartitionSnapshot(tp, first.offset if first else None, mark, bounds[1], outstanding, log_start=bounds[0])
+    return PartitionStatus(seen, log, foreign)
+
+
+def _logs(first: Commit | None, second: Commit | None) -> tuple[LiveMark | None, DoneLog, str | None]:
+    """What both logs say of a partition, and the metadata that is not ours."""
     mark, log, foreign = None, DoneLog(), None
     try:
         mark = LiveMark.decode(first.metadata) if first else None
@@ -181,9 +186,7 @@ def _partition(
         log = DoneLog.decode(second.offset, second.metadata) if second else log
     except ForeignCommitError:
         foreign = second.metadata if second else None
-    outstanding = log.outstanding(mark.owed) if mark else ()
-    seen = PartitionSnapshot(tp, first.offset if first else None, mark, bounds[1], outstanding, log_start=bounds[0])
-    return PartitionStatus(seen, log, foreign)
+    return mark, log, foreign
 
 
 def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) -> tuple[str, ...]:
@@ -193,49 +196,3 @@ def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) 
         return tuple(sorted({mark.run for mark in found if mark is not None and mark.mark is not Mark.RELEASED}))
     run = run_of_client(member.client_id)
     return () if run is None else (run,)
-
-
-def _partitions_table(found: GroupStatus) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("partition", "log", "committed", "mark", "lag", "owed", "done above", "both lanes"):
-        table.add_column(column, overflow="fold", no_wrap=column not in ("partition", "owed", "done above"))
-    for p in found.partitions:
-        seen, mark = p.seen, p.seen.mark
-        table.add_row(
-            str(seen.topic_partition),
-            f"{seen.log_start}-{seen.log_end}",
-            _or_none(seen.committed),
-            f"{mark.mark.value} {mark.run}" if mark else ("none" if p.foreign is None else "foreign"),
-            f"{seen.lag:,}",
-            _owed(p),
-            _several([str(s) for s in p.second.done]),
-            _or_none(p.committed),
-            style="dim" if mark and mark.mark is Mark.PAUSED else "",
-        )
-    return table
-
-
-def _members_table(found: GroupStatus) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("member", "run", "host", "static id", "partitions"):
-        table.add_column(column, overflow="fold")
-    for m in found.members:
-        held = _several(sorted(map(str, m.seen.partitions)))
-        runs = " ".join(m.runs) or "not ours"
-        table.add_row(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
-    return table
-
-
-def _owed(p: PartitionStatus) -> Text:
-    warnings = [_WARNING.get(p.expiry(span), "") for span in p.seen.outstanding]
-    told = [f"{span} {warning}".rstrip() for span, warning in zip(p.seen.outstanding, warnings, strict=True)]
-    return Text(_several(told), "red" if any(warnings) else "")
-
-
-def _several(told: list[str]) -> str:
-    rest = len(told) - _SHOWN_RANGES
-    return ", ".join(told[:_SHOWN_RANGES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _or_none(offset: int | None) -> str:
-    return "none" if offset is None else str(offset)

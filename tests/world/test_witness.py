@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import dagster as dg
 import pytest
+from click.testing import CliRunner
 
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.group_commands import status
 from tests.world.forgetful import Forgetful, kept
 from tests.world.one_group import NO_SPARK
 
@@ -379,3 +381,23 @@ def test_how_often_it_is_committed_anew_follows_the_broker(forgetful):
     """A quarter of the time that the broker keeps it, an hour at most."""
     assert forgetful().kafka.cluster().broker_limits().renew_seconds == 3_600
     assert BrokerLimits(6_000, 60_000, offsets_retention_seconds=120).renew_seconds == 30
+
+
+def test_status_names_a_topic_made_anew(forgetful, services):
+    """The broker has deleted the commits with the topic: the table is asked."""
+    world = forgetful()
+    world.grow_to(50)
+    assert world.live() is None
+    asked = [
+        world.group,
+        "--bootstrap-servers",
+        world.servers,
+        "--spark",
+        services.spark_remote,
+        "--table",
+        world.table,
+    ]
+    assert CliRunner().invoke(status, asked).exit_code == 0
+    world.make_topic_anew(80)
+    with pytest.raises(TopicRecreatedError, match=world.topic_id()):
+        CliRunner().invoke(status, asked, catch_exceptions=False)
