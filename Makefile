@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
-BENCH := live_throughput time_to_fresh drain_crash_lag planner sensor_tick run_overhead records
+BENCH := live_throughput time_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost
 
 .DEFAULT_GOAL := help
 .PHONY: help demo ui test bench lint format check lock java chromium clean

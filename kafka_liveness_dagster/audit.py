@@ -80,7 +80,7 @@ class Audit:
             raise self._nothing()
         twice = overlaps(seen.writes)
         partitions = [
-            PartitionCertificate(tp, replace(one.facts, account=seen.account(tp)), one.foreign, twice.get(tp, ()))
+            PartitionCertificate(tp, replace(one.facts, account=seen.ledger.of(tp)), one.foreign, twice.get(tp, ()))
             for tp, one in told.items()
         ]
         if deep and seen.snapshot_id is not None:
@@ -108,7 +108,7 @@ class Audit:
 
     def _of_another_life(self, seen: History, told: Mapping[TopicPartition, _Told]) -> dict[TopicPartition, _Told]:
         """Partitions of topics made anew: the broker has deleted the commits with the topic, but the table knows."""
-        known = {tp.topic: account.topic_id for tp, account in seen.accounts.items()}
+        known = {tp.topic: account.topic_id for tp, account in seen.ledger.accounts.items()}
         rest = sorted(set(known) - {tp.topic for tp in told} if not self.topics else ())
         there = set(self.cluster.topics()) if rest else set()
         ids = self.cluster.topic_ids([topic for topic in rest if topic in there])

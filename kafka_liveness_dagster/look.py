@@ -57,8 +57,19 @@ class GroupLook:
         *,
         recent_runs: int = 0,
         witness: Witness | None = None,
+        must_ask: bool = True,
     ) -> GroupLook:
         """Dagster first: a run that began after that is no departure, as its mark would be of an unknown run.
+
+        Args:
+            cluster: where the group is.
+            instance: knows its runs.
+            group_id: the live lane's group.
+            topics: what it consumes.
+            recent_runs: how many runs to look at, at least.
+            witness: the table.
+            must_ask: ask it even where all commits vouch for themselves and nothing is owed: then it could only tell of
+                rows that it has lost, which waits for the next look that must.
 
         Raises:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
@@ -67,7 +78,7 @@ class GroupLook:
         records = instance.get_run_records(
             dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
         )
-        partitions, group = _asked(cluster, group_id, topics, witness)
+        partitions, group = _asked(cluster, group_id, topics, witness, must_ask=must_ask)
         runs = {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
         seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs)
         return cls(replace(seen, runs={**runs, **_said_meanwhile(instance, seen, records)}), records)
@@ -115,12 +126,15 @@ def _said_meanwhile(
 
 
 def _asked(
-    cluster: Cluster, group_id: str, topics: Sequence[str], witness: Witness | None
+    cluster: Cluster, group_id: str, topics: Sequence[str], witness: Witness | None, *, must_ask: bool
 ) -> tuple[tuple[PartitionSnapshot, ...], Group]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)
     marks = {tp: _decode(commit.metadata) for tp, commit in first.items()}
-    owing = [tp for tp in tps if witness is not None or ((mark := marks.get(tp)) and mark.owed)]
+    owing = [tp for tp, mark in marks.items() if mark and mark.owed]
+    if not (must_ask or owing or any(mark is None or mark.origin is None for mark in marks.values())):
+        witness = None
+    owing = owing if witness is None else tps
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for

@@ -247,5 +247,4 @@ def _witness(asset: KafkaAssetSettings, spark: SparkConnectResource) -> TableLed
 
 def _named(batch: Batch) -> str:
     """A batch by its first range: it may have hundreds."""
-    more = len(batch.ranges) - 1
-    return f"{batch.ranges[0]}" + (f" and {more} more" if more else "")
+    return f"{batch.ranges[0]}" + (f" and {len(batch.ranges) - 1} more" if batch.ranges[1:] else "")

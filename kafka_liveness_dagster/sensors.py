@@ -77,7 +77,7 @@ def build_group_sensor(
         minimum_interval_seconds: between two ticks.
         default_status: ``RUNNING`` to start with the code location.
         kafka_resource_key: of the :class:`KafkaLivenessResource`.
-        table: the Iceberg table; with it each look holds the first commit log against what the table says it has.
+        table: the Iceberg table; with it looks hold the first commit log against what the table says it has.
         spark_resource_key: of the :class:`SparkConnectResource`; needed with ``table``.
     """
     own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
@@ -129,22 +129,22 @@ class _Watch:
         instance = context.instance
         existing = instance.get_dynamic_partitions(self._partitions_name)
         materialized = instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
-        recent_runs = 3 * self.max_live_runs
-        look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
         cursor, now = GroupCursor.decode(context.cursor), time.time()
+        is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
+        look = self._look(cluster, instance, table, must_ask=is_due)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
         keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
-        done = cursor.forgotten != memory.forgotten  # what was forgotten is in the table: the check may pass again
-        observe = bool(events) or done or now - cursor.observed_at >= _OBSERVE_SECONDS
+        observe = bool(events) or is_due or cursor.forgotten != memory.forgotten  # done now: the check may pass again
         answers, failed = self.answers.to(events, cursor, context.log)
         wanted, why_not = self._live_runs(instance, look, now)
         missing = [key for key in existing if is_key(key) and key not in materialized]
         judged: Sequence[dg.AssetCheckEvaluation] = ()
         outcomes, checked_at = cursor.outcomes, cursor.checked_at
         if self.checks is not None and observe:
+            asked = table is None or table.asked  # a look that is stored must say whether rows are missing
             judged = self.checks.evaluate(
-                look,
+                look if asked else self._look(cluster, instance, table),
                 instance,
                 [*missing, *keys],
                 now,
@@ -174,6 +174,12 @@ class _Watch:
                 epoch=cursor.epoch or int(now),
             ).encode(),
         )
+
+    def _look(
+        self, cluster: Cluster, instance: dg.DagsterInstance, table: TableLook | None, *, must_ask: bool = True
+    ) -> GroupLook:
+        told, runs = (cluster, instance, self.group_id, self.topics), 3 * self.max_live_runs
+        return GroupLook.of(*told, recent_runs=runs, witness=table, must_ask=must_ask)
 
     def _live_runs(self, instance: dg.DagsterInstance, look: GroupLook, now: float) -> tuple[list[dg.RunRequest], str]:
         """A live run, when one is wanted; and why not, when none is."""

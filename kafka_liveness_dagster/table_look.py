@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafka_liveness_dagster.core.ledger import Accounts
+    from kafka_liveness_dagster.core.accounts import Accounts
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.spark_resource import SparkConnectResource
 
@@ -27,7 +27,7 @@ _silent_until: dict[str, tuple[float, str]] = {}
 
 @dataclass
 class TableLook:
-    """The table of one look; ``cannot_tell`` says why it could not be asked, once it was.
+    """The table of one look; ``cannot_tell`` says why it could not be asked, once it was ``asked``.
 
     Args:
         target: ``catalog.namespace.table``.
@@ -37,6 +37,7 @@ class TableLook:
     target: str
     spark: SparkConnectResource
     cannot_tell: str = field(default="", init=False)
+    asked: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, table: str | None, resources: Any, spark_resource_key: str) -> TableLook | None:
@@ -45,6 +46,7 @@ class TableLook:
 
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
         """What the table says; None where it cannot be asked, and then ``cannot_tell`` says why."""
+        self.asked = True
         try:
             return self._ask(asked)
         except KafkaLivenessError as error:
@@ -56,6 +58,9 @@ class TableLook:
 
     def learn(self, accounts: Accounts) -> None:
         """A look tells nothing."""
+
+    def believe(self, accounts: Accounts) -> None:
+        """Nor does it keep anything."""
 
     def _ask(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy

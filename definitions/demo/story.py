@@ -17,14 +17,17 @@ from definitions.demo.stage import DemoError, Stage, messages, worker_pid
 from definitions.demo.verdict import Verdict, compare, read_table
 from definitions.feed import OrdersFeed
 from definitions.orders import orders
+from kafka_liveness_dagster.audit import Audit
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import CAUSE_TAG
+from kafka_liveness_dagster.spark.session import connect
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kafka_liveness_dagster.core.certificate import Certificate
     from kafka_liveness_dagster.core.witnesses import PartitionFacts
 
 _BACKLOG = 200_000
@@ -77,7 +80,11 @@ class _Story:
             self._finish(second)
             self._now("reading the table with pyiceberg")
             verdict = compare(self.feed.acknowledged, read_table(self.services))
-        self._happened(f"the table was read: {verdict.in_table:,} rows for {verdict.produced:,} orders")
+            self._happened(f"the table was read: {verdict.in_table:,} rows for {verdict.produced:,} orders")
+            self._now("asking all witnesses")
+            certificate = self._certificate()
+        verdict.certified, verdict.certificate = certificate.certified, certificate.sentence
+        self._happened("both commit logs, the broker and the table's snapshots were asked for a certificate")
         verdict.crash_lag = sorted(keys)
         verdict.crash_lag_state = self._state_of(keys)
         verdict.crash_lag_offsets = sum(range_of(key).size for key in keys)
@@ -106,6 +113,7 @@ class _Story:
         self.console.print(result)
         word = "[bold green]holds[/]" if verdict.holds else "[bold red]BROKEN[/]"
         self.console.print(f"Every order is in the table exactly once: {word}")
+        self.console.print(verdict.certificate, highlight=False, markup=False, soft_wrap=True)
 
     def _open(self) -> None:
         self._now("starting Kafka and Spark Connect")
@@ -209,6 +217,15 @@ class _Story:
     def _status(self, run_id: str) -> dg.DagsterRunStatus | None:
         run = self.instance.get_run_by_id(run_id)
         return run.status if run else None
+
+    def _certificate(self) -> Certificate:
+        """What ``kafka-liveness audit`` says."""
+        cluster = Cluster(KafkaSettings(self.services.bootstrap_servers))
+        session = connect(self.services.spark_remote)
+        try:
+            return Audit(cluster, orders.group_id, lambda: session).certificate()
+        finally:
+            session.stop()
 
     def _facts(self) -> list[PartitionFacts]:
         cluster = Cluster(KafkaSettings(self.services.bootstrap_servers))

@@ -1,4 +1,7 @@
-"""Is every order in the table, once? Judged by a reader that shares no code with the writer: pyiceberg."""
+"""Is every order in the table, once? Judged by a reader that shares no code with the writer: pyiceberg.
+
+And by the certificate, which knows nothing of what was produced: both must say so.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ TABLE = "shop.orders"
 
 @dataclass
 class Verdict:
-    """What the demo found. ``lost`` counts orders missing or changed, ``duplicated`` rows there are too many."""
+    """What the demo found. ``lost`` counts orders missing or changed, ``duplicated`` rows there are too many.
+
+    ``certificate`` is the sentence of ``kafka-liveness audit``.
+    """
 
     produced: int
     in_table: int
@@ -29,11 +35,13 @@ class Verdict:
     in_order_seconds: float = 0.0
     killed_in_the_middle_of: str = ""
     seconds: float = 0.0
+    certified: bool = False
+    certificate: str = ""
 
     @property
     def holds(self) -> bool:
-        """Nothing lost and nothing doubled."""
-        return self.lost == 0 and self.duplicated == 0
+        """Nothing lost and nothing doubled, and certified so."""
+        return self.lost == 0 and self.duplicated == 0 and self.certified
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json FILE``."""

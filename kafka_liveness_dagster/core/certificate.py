@@ -3,7 +3,7 @@
 Told, never asking: who fetches the facts, the table's snapshots and its rows is outside of here.
 
 >>> from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
->>> from kafka_liveness_dagster.core.ledger import Account
+>>> from kafka_liveness_dagster.core.accounts import Account
 >>> mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(70, 100),), origin=Origin(0))
 >>> facts = PartitionFacts(120, mark, 0, 120, account=Account((Span(0, 70), Span(100, 120)), start=0))
 >>> print(PartitionCertificate(TopicPartition("orders", 3), facts).sentence)
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.comparison import RowFindings, counted
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, size, union
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, TopicRecreatedError, check_identity, check_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kafka_liveness_dagster.core.comparison import RowFindings
     from kafka_liveness_dagster.core.history import Write
 
 _SHOWN = 6  # ranges in a sentence
@@ -86,8 +86,8 @@ class PartitionCertificate:
 
     @cached_property
     def in_table(self) -> tuple[Span, ...]:
-        """What of its life the table says that it holds."""
-        return intersection(self._done, self.life)
+        """What of its life the table says that it holds, and that need not come again."""
+        return difference(intersection(self._done, self.life), self.owed)
 
     @property
     def ahead(self) -> tuple[Span, ...]:
@@ -159,7 +159,7 @@ class PartitionCertificate:
         yield from self.rows.faults() if self.rows else ()
 
     def _missing(self) -> str:
-        told = f"{size(self.missing):,} offsets are missing ({texts(self.missing)})"
+        told = f"{counted(size(self.missing))} missing ({texts(self.missing)})"
         if not self.forgotten:
             return (
                 f"{told}: they were committed after their rows were written, and the table has lost them: it was "
@@ -215,12 +215,11 @@ class Certificate:
             return f"NOT certified: {of}: {len(failed)} of {len(self.partitions)} partitions. {first}"
         certain = sum(size(difference(p.life, (*p.owed, *p.lost))) for p in self.partitions)
         how = "is in the table once" if self.is_table else "is processed, as both commit logs say"
-        told = f"certified: {of}: every committed offset of {self._count} {how}, {certain:,} in all"
-        return told + _but_for(self._all("owed"), self._all("dead"), self._all("lost"))
-
-    @property
-    def _count(self) -> str:
-        return f"{len(self.partitions)} partition{'s' if self.partitions[1:] else ''}"
+        count = f"{len(self.partitions)} partition{'s' if self.partitions[1:] else ''}"
+        told = f"certified: {of}: every committed offset of {count} {how}, {certain:,} in all"
+        told += _but_for(self._all("owed"), self._all("dead"), self._all("lost"))
+        empty = sum(one.offsets for p in self.partitions if p.rows for one in p.rows.without_rows)
+        return told + (f"; {empty:,} of them have a record, but no row" if empty else "")
 
     def _all(self, name: str) -> tuple[int, str]:
         """How many offsets, and which, of all partitions."""

@@ -83,7 +83,17 @@ class LiveMark:
     origin: Origin | None = field(default=None, compare=False)
 
     def encode(self) -> str:
-        """``kl2 running 0badcafe <topic id>@0 70-120,140-190``; ``kl1 …`` without an origin."""
+        """``kl2 running 0badcafe <topic id>@0 70-120,140-190``; ``kl1 …`` without an origin.
+
+        Debts that leave no room for the origin are written without it: such a commit vouches for nothing.
+        """
+        return self._text() if self.fits() or self.origin is None else replace(self, again=None, origin=None).encode()
+
+    def fits(self) -> bool:
+        """Whether all of it can be committed."""
+        return len(self._text()) <= MAX_METADATA_BYTES
+
+    def _text(self) -> str:
         version = f"kl1 {self.mark.value} {self.run}"
         if self.origin is not None:
             version = f"kl2 {self.mark.value} {self.run} {self.origin}"
@@ -199,7 +209,7 @@ def owed_before(offset: int, outstanding: tuple[Span, ...]) -> Span | None:
 
 def fits(owed: tuple[Span, ...], origin: Origin | None = None, again: Span | None = None) -> bool:
     """Whether the first log's metadata can hold these owed ranges under the longest mark."""
-    return len(LiveMark(Mark.RELEASED, "0" * 8, owed, again, origin).encode()) <= MAX_METADATA_BYTES
+    return LiveMark(Mark.RELEASED, "0" * 8, owed, again, origin).fits()
 
 
 def _encode_spans(spans: Sequence[Span]) -> str:

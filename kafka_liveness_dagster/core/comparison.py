@@ -73,12 +73,12 @@ class RowFindings:
         """What cannot be, and what helps."""
         if self.outside:
             yield (
-                f"{_offsets(self.outside)} have rows of which nobody says that they are done: another program "
-                "writes to the table. Delete those rows"
+                f"rows of which nobody says that they are done, of {_offsets(self.outside)}: another program writes to "
+                "the table. Delete those rows"
             )
         if self.unrecorded and not self.compacted:
             yield (
-                f"{_offsets(self.unrecorded)} have rows but no record in the topic: they are of another log, or were "
+                f"rows without a record in the topic, of {_offsets(self.unrecorded)}: they are of another log, or were "
                 "never in one. Look whose they are"
             )
 
@@ -86,14 +86,19 @@ class RowFindings:
         """What may be, and should be known."""
         yield f"{self.rows:,} rows were compared"
         if self.without_rows:
-            yield f"{_offsets(self.without_rows)} are done and have a record, but no row"
+            yield f"no row for the record of {_offsets(self.without_rows)}"
         if self.doubled:
-            yield f"{_offsets(self.doubled)} have rows that are equal in every column"
+            yield f"rows that are equal in every column, of {_offsets(self.doubled)}"
         if self.unrecorded and self.compacted:
-            yield f"{_offsets(self.unrecorded)} have rows but no record any more: the topic is compacted"
+            yield f"rows without a record any more, of {_offsets(self.unrecorded)}: the topic is compacted"
+
+
+def counted(offsets: int) -> str:
+    """``1 offset``, ``1,000 offsets``."""
+    return f"{offsets:,} offset{'' if offsets == 1 else 's'}"
 
 
 def _offsets(found: tuple[Stretch, ...]) -> str:
     total, rest = sum(one.offsets for one in found), len(found) - _SHOWN
     named = ", ".join(map(str, found[:_SHOWN])) + (f" and {rest} more stretches" if rest > 0 else "")
-    return f"{total:,} offsets ({named})"
+    return f"{counted(total)} ({named})"

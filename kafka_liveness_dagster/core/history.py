@@ -1,24 +1,24 @@
 """What did each snapshot of the table write, and what was written more than once?
 
->>> from kafka_liveness_dagster.core.ledger import Account
->>> orders = TopicPartition("orders", 3)
->>> begun, replay = ({orders: Account((span,))} for span in (Span(0, 100), Span(70, 120)))
->>> overlaps([Write(1, "", "append", 100, 0, begun), Write(2, "", "overwrite", 50, 30, replay)])[orders]
-(Span(start=70, end=100),)
+>>> texts = ("orders/ 3@0:0-100", "orders/ 3@0:70-120")
+>>> overlaps([Write(n, "", "overwrite", 50, 0, text) for n, text in enumerate(texts)])
+{TopicPartition(topic='orders', partition=3): (Span(start=70, end=100),)}
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.ledger_text import LedgerError, decode, unpacked
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kafka_liveness_dagster.core.ledger import Accounts
+_WORD = re.compile("(?P<topic>[^ /]+)/[^ ]*|(?P<partition>[0-9]+)(?:@[0-9]+)?:(?P<done>[0-9,-]*)[^ ]*")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Write:
 
     Attributes:
         operation: Iceberg's word: append, overwrite, delete, replace (maintenance).
-        wrote: the offsets its commit told; empty for somebody else's.
+        text: what its commit told, see ``core.ledger``; empty for somebody else's.
     """
 
     snapshot_id: int
@@ -35,21 +35,49 @@ class Write:
     operation: str
     added_rows: int
     deleted_rows: int
-    wrote: Accounts = field(default_factory=dict)
+    text: str = ""
+
+    @property
+    def wrote(self) -> dict[TopicPartition, tuple[Span, ...]]:
+        """Its offsets."""
+        return {tp: account.done for tp, account in decode(self.text).items()}
 
 
 def overlaps(history: Iterable[Write]) -> dict[TopicPartition, tuple[Span, ...]]:
-    """Offsets that more than one snapshot wrote: replays, of which the later replaced the earlier."""
-    found: defaultdict[TopicPartition, list[Span]] = defaultdict(list)
+    """Offsets that more than one snapshot wrote: replays, of which the later replaced the earlier.
+
+    Raises:
+        LedgerError: a newer version wrote one of them.
+    """
+    found: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for write in history:
-        for tp, account in write.wrote.items():
-            found[tp] += account.done
-    return {tp: _twice(spans) for tp, spans in found.items()}
+        try:
+            _scan(unpacked(write.text), found)
+        except ValueError:
+            raise LedgerError(
+                f"snapshot {write.snapshot_id} says {write.text[:80]!r}, which this version does not understand: a "
+                "newer version of kafka-liveness-dagster wrote it. Upgrade"
+            ) from None
+    twice = {TopicPartition(topic, int(at)): _twice(spans) for (topic, at), spans in found.items()}
+    return {tp: spans for tp, spans in sorted(twice.items()) if spans}
 
 
-def _twice(spans: Iterable[Span]) -> tuple[Span, ...]:
+def _scan(text: str, found: defaultdict[tuple[str, str], list[tuple[int, int]]]) -> None:
+    """Collect the offsets of a text, in a sixth of the time that decoding takes."""
+    topic = ""
+    for named, at, done in _WORD.findall(text):
+        if named:
+            topic = named
+            continue
+        for span in done.split(",") if done else ():
+            start, end = span.split("-")
+            found[topic, at].append((int(start), int(end)))
+
+
+def _twice(spans: list[tuple[int, int]]) -> tuple[Span, ...]:
     reached, again = 0, []
     for start, end in sorted(spans):
-        again.append(Span(start, min(end, reached)))
+        if start < reached:
+            again.append(Span(start, min(end, reached)))
         reached = max(reached, end)
     return union(again)

@@ -2,85 +2,41 @@
 
 Each commit to the table tells in its snapshot's summary which offsets it wrote, offsets without rows included, and all
 that the table had of them as of an earlier snapshot. So the ledger is as atomic as the rows and shares their fate: a
-table that is rolled back, dropped or replaced says less. Reads and writes those texts; never asks a table.
-
->>> text = encode({TopicPartition("orders", 3): Account((Span(0, 70),), start=0, topic_id="2Mq71qnKT1ul7FBvra2xew")})
->>> text
-'orders/2Mq71qnKT1ul7FBvra2xew 3@0:0-70'
->>> decode(text)[TopicPartition("orders", 3)].done
-(Span(start=0, end=70),)
+table that is rolled back, dropped or replaced says less. Follows the snapshots; never asks a table.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
+from kafka_liveness_dagster.core.accounts import Account, total
+from kafka_liveness_dagster.core.ledger_text import decode, is_all
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Mapping
 
-LONG = 1_000
-"""Characters from which a text is compressed: a snapshot's summary is copied into every later metadata file."""
-_PACKED = "z:"
-_TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)")
-_PARTITION = re.compile(
-    "(?P<partition>[0-9]{1,10})(?:@(?P<start>[0-9]{1,19}))?:(?P<done>[0-9,-]*)(?:!(?P<told>[0-9,-]+))?"
-)
-
-
-class LedgerError(KafkaLivenessError):
-    """A snapshot's summary says something that this version does not understand."""
+    from kafka_liveness_dagster.core.accounts import Accounts
+    from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
 @dataclass(frozen=True)
-class Account:
-    """What the table says of one partition.
+class Ledger:
+    """What a table holds.
 
     Attributes:
-        done: offsets whose rows are in the table, all of them; offsets without rows included.
-        told: offsets that are accounted for without rows: forgiven, or lost and reported.
-        start: the first offset that was ever this table's to hold; None while nobody said.
-        topic_id: whose offsets they are; empty where no broker told it.
-        complete: what is in neither is not in the table. False where snapshots that might say so were expired.
+        complete: nothing is in the table of partitions that are not named here.
     """
 
-    done: tuple[Span, ...] = ()
-    told: tuple[Span, ...] = ()
-    start: int | None = None
-    topic_id: str = ""
+    accounts: Accounts = field(default_factory=dict)
     complete: bool = True
 
-    def __add__(self, other: Account) -> Account:
-        """Both together; they are of one log, or the topic was made anew and the later id is the one that is told."""
-        starts = [account.start for account in (self, other) if account.start is not None]
-        return Account(
-            union((*self.done, *other.done)),
-            union((*self.told, *other.told)),
-            min(starts, default=None),
-            other.topic_id or self.topic_id,
-            self.complete and other.complete,
-        )
-
-
-Accounts = Mapping[TopicPartition, Account]
-
-
-def total(all_accounts: Iterable[Accounts]) -> dict[TopicPartition, Account]:
-    """What they say together."""
-    found: dict[TopicPartition, Account] = {}
-    for accounts in all_accounts:
-        for tp, account in accounts.items():
-            found[tp] = found[tp] + account if tp in found else account
-    return found
+    def of(self, tp: TopicPartition) -> Account:
+        """What the table says of a partition, also where that is nothing."""
+        if tp in self.accounts:
+            return self.accounts[tp]
+        ids = (account.topic_id for at, account in self.accounts.items() if at.topic == tp.topic)
+        return Account(topic_id=next(ids, ""), complete=self.complete)
 
 
 @dataclass(frozen=True)
@@ -142,50 +98,21 @@ def lineage(snapshots: Mapping[int, Snapshot], current: int | None) -> Lineage:
     return Lineage(tuple(path), tuple(sums.values()), complete=False)
 
 
-def read(snapshots: Mapping[int, Snapshot], found: Lineage) -> dict[TopicPartition, Account]:
+def read(snapshots: Mapping[int, Snapshot], found: Lineage) -> Ledger:
     """What the table holds, by the texts of its lineage.
 
     Raises:
         LedgerError: a newer version wrote one of them.
     """
-    texts = [snapshots[i].had for i in found.summed_up] + [snapshots[i].wrote for i in reversed(found.path)]
-    accounts = total(map(decode, texts))
-    return accounts if found.complete else {tp: replace(one, complete=False) for tp, one in accounts.items()}
-
-
-def encode(accounts: Accounts) -> str:
-    """The accounts as a snapshot's summary holds them: ``orders/<topic id> 0@0:0-70,90-120 1@0:0-66!66-70``.
-
-    What is told without rows stands behind ``!``; a long text is compressed.
-    """
-    words: list[str] = []
-    for topic, partitions in groupby(sorted(accounts), key=lambda tp: tp.topic):
-        told = list(partitions)
-        words.append(f"{topic}/{next((accounts[tp].topic_id for tp in told if accounts[tp].topic_id), '')}")
-        words += [f"{tp.partition}{_account(accounts[tp])}" for tp in told]
-    text = " ".join(words)
-    return text if len(text) <= LONG else _PACKED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def decode(text: str) -> dict[TopicPartition, Account]:
-    """Read what ``encode`` wrote; nothing of an empty text.
-
-    Raises:
-        LedgerError: a newer version wrote it.
-    """
-    accounts: dict[TopicPartition, Account] = {}
-    topic = topic_id = ""
-    for word in _unpacked(text).split():
-        if (named := _TOPIC.fullmatch(word)) is not None:
-            topic, topic_id = named["topic"], named["topic_id"]
-            continue
-        one = _PARTITION.fullmatch(word)
-        if one is None or not topic:
-            raise _not_understood(text)
-        start = None if one["start"] is None else int(one["start"])
-        account = Account(_spans(one["done"], text), _spans(one["told"], text), start, topic_id)
-        accounts[TopicPartition(topic, int(one["partition"]))] = account
-    return accounts
+    sums = [snapshots[i].had for i in found.summed_up]
+    complete = found.complete and all(map(is_all, sums))
+    had = Ledger(total(map(decode, sums)), complete)
+    accounts = dict(had.accounts)
+    for tp, wrote in total(decode(snapshots[i].wrote) for i in reversed(found.path)).items():
+        accounts[tp] = had.of(tp) + wrote
+    if not found.complete:
+        accounts = {tp: replace(one, complete=False) for tp, one in accounts.items()}
+    return Ledger(accounts, complete)
 
 
 def _ancestors(snapshots: Mapping[int, Snapshot], current: int | None) -> Iterable[int]:
@@ -194,40 +121,3 @@ def _ancestors(snapshots: Mapping[int, Snapshot], current: int | None) -> Iterab
         seen.add(current)
         yield current
         current = snapshots[current].parent_id
-
-
-def _account(account: Account) -> str:
-    start = "" if account.start is None else f"@{account.start}"
-    told = f"!{_texts(account.told)}" if account.told else ""
-    return f"{start}:{_texts(account.done)}{told}"
-
-
-def _texts(spans: Collection[Span]) -> str:
-    return ",".join(map(str, spans))
-
-
-def _unpacked(text: str) -> str:
-    if not text.startswith(_PACKED):
-        return text
-    try:
-        return zlib.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True)).decode()
-    except (binascii.Error, zlib.error, UnicodeDecodeError):
-        raise _not_understood(text) from None
-
-
-def _spans(text: str | None, whole: str) -> tuple[Span, ...]:
-    try:
-        pairs = (part.split("-") for part in text.split(",")) if text else ()
-        spans = tuple(Span(int(start), int(end)) for start, end in pairs)
-    except ValueError:
-        raise _not_understood(whole) from None
-    if union(spans) != spans:
-        raise _not_understood(whole)
-    return spans
-
-
-def _not_understood(text: str) -> LedgerError:
-    return LedgerError(
-        f"the table's ledger says {text[:80]!r}, which this version does not understand: a newer version of "
-        "kafka-liveness-dagster wrote it. Upgrade; nothing was written or committed"
-    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -143,9 +144,15 @@ def difference(spans: Iterable[Span], without: Iterable[Span]) -> tuple[Span, ..
 
 def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
     """The offsets that are in both."""
-    others = union(others)
-    both = (Span(max(a.start, b.start), min(a.end, b.end)) for a in union(spans) for b in others)
-    return tuple(span for span in both if span.size > 0)
+    spans, others, both, at = union(spans), union(others), [], 0
+    for start, end in spans:
+        while at < len(others) and others[at].end <= start:
+            at += 1
+        for other in islice(others, at, None):
+            if other.start >= end:
+                break
+            both.append(Span(max(start, other.start), min(end, other.end)))
+    return tuple(both)
 
 
 def size(spans: Iterable[Span]) -> int:

@@ -3,7 +3,7 @@
 An offset is done because a witness says so, never because nobody remembers that it is owed. Told, never asking: who
 decides what follows is ``core.resume``.
 
->>> from kafka_liveness_dagster.core.ledger import Account
+>>> from kafka_liveness_dagster.core.accounts import Account
 >>> erased = PartitionFacts(120, None, 0, 120, DoneLog(origin=Origin(0), target="t"), Account((Span(0, 70),)))
 >>> erased.missing(120)  # a stranger's commit at 120 has replaced what said that 70-120 is owed
 (Span(start=70, end=120),)
@@ -19,7 +19,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, intersection, size, union
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.core.ledger import Account
+    from kafka_liveness_dagster.core.accounts import Account
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
@@ -73,10 +73,12 @@ class PartitionFacts:
 
     @property
     def origin(self) -> Origin | None:
-        """Where the group's life on this log began, by the witness who knows the longest; None when nobody does."""
+        """Where the group's life on this log began: its own word, else the witness's who knows the longest."""
+        if self.mark is not None and self.mark.origin is not None:
+            return self.mark.origin
         # Of a lane that could not ask the table nothing is held against it
         second = self.second.origin if self.second.target or self.account is None else None
-        known = [origin for origin in (self.mark.origin if self.mark else None, second) if origin is not None]
+        known = [] if second is None else [second]
         if self.account is not None and self.account.start is not None:
             known.append(Origin(self.account.start, self.account.topic_id))
         return min(known, key=lambda origin: origin.start, default=None)
@@ -116,10 +118,11 @@ class PartitionFacts:
             return ()
         return difference((Span(self.origin.start, position),), (*self.account.done, *self.told, *self.owed))
 
-    @property
-    def vouched_for(self) -> tuple[Span, ...]:
-        """What the last commit says is in the table: all of the group's life below it but what it owes."""
-        return self._word if self.vouched else ()
+    def said_done(self, without: tuple[Span, ...]) -> tuple[Span, ...]:
+        """What the last commit says is in the table: all of the group's life below it but what is owed, or told."""
+        if self.mark is None or self.mark.origin is None or self.committed is None:
+            return ()
+        return difference((Span(self.mark.origin.start, self.committed),), (*without, *self.told))
 
     @property
     def _table_tells(self) -> bool:

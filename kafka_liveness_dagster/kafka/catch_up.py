@@ -12,7 +12,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
-from kafka_liveness_dagster.core.witnesses import DataExpiredError, check_identity
+from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import FencedError
@@ -145,6 +145,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
             CommitRefusedError: the record did not last; the range stays owed and is processed again.
         """
         self._check_open(batch)
+        self._proof.check_identity(batch.ranges)
         self._second.record(batch.ranges, self._watchdog.check)
         self._proof.wrote(batch.ranges)
         self._last_committed = batch.last
@@ -165,8 +166,6 @@ class CatchUpConsumer(Watched, ReadsRecords):
             raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before its process timeout")
 
     def _outstanding(self, facts: Facts) -> tuple[dict[TopicPartition, tuple[Span, ...]], Facts]:
-        for tp, one in facts.items():
-            check_identity(tp, one)
         left = {tp: facts[tp].left_of(spans) for tp, spans in self._asked.items()}
         expired = [
             OffsetRange(*tp, *span)
@@ -190,8 +189,8 @@ class CatchUpConsumer(Watched, ReadsRecords):
                 f"{first} --reason …`, or on_data_loss='skip'"
             )
         spans = by_partition(expired)
-        self._second.tell(spans)
         self._second.record(expired, self._watchdog.check)
+        self._second.tell(spans)
         self._proof.lost(spans)
         self.lost += expired
         self._log.error("lost: %s; recorded as done", told)

@@ -10,10 +10,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import TopicRecreatedError, check_log, recreated
@@ -186,15 +186,20 @@ class LiveLane:
         return {tp: replace(one, remembered=self._found.debts.get(tp, ())) for tp, one in facts.items()}
 
     def _learn(self, settled: Mapping[TopicPartition, tuple[PartitionFacts, Resumed]]) -> None:
-        """What is known besides what the table says goes into it with the next write."""
+        """What is known besides what the table says goes into it with the next write.
+
+        Where it cannot tell, all below the position that is not owed is done: by the last commit's word, or by its own.
+        """
         if self._witness is None:
             return
-        known = {}
+        known, believed = {}, {}
         for tp, (facts, r) in settled.items():
-            done = () if facts.account is None or facts.account.complete else facts.vouched_for
             assert r.origin is not None  # noqa: S101 - resume gave it
-            known[tp] = Account(done, r.second.told, r.origin.start, r.origin.topic_id)
+            known[tp] = Account((), r.second.told, r.origin.start, r.origin.topic_id)
+            if facts.account is not None and not facts.account.complete:
+                believed[tp] = replace(known[tp], done=facts.said_done((*r.owed, *r.second.told)))
         self._witness.learn(known)
+        self._witness.believe(believed)
 
     def _check_identity(self, partitions: Collection[TopicPartition], outcome: str) -> None:
         if not partitions:

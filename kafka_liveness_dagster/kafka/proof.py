@@ -9,9 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.ledger import Account, total
+from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference
-from kafka_liveness_dagster.core.witnesses import PartitionFacts, RowsMissingError
+from kafka_liveness_dagster.core.witnesses import (
+    PartitionFacts,
+    RowsMissingError,
+    TopicRecreatedError,
+    check_identity,
+    recreated,
+)
 from kafka_liveness_dagster.kafka.second_log import by_partition
 from kafka_liveness_dagster.kafka.witness import witnessed
 
@@ -42,10 +48,11 @@ class Proof:
     ) -> None:
         self._cluster, self._group_id, self._asked, self._witness = cluster, group_id, asked, witness
         self._accounts: dict[TopicPartition, Account] = {}
+        self._ids: dict[str, str] = {}
 
     def look(self) -> Facts:
         """All of them, asked now."""
-        facts = witnessed(self._cluster, self._group_id, list(self._asked), self._witness)
+        facts = self._identified(witnessed(self._cluster, self._group_id, list(self._asked), self._witness))
         if self._witness is None:
             return facts
         begun = {tp: one.origin.start if one.origin else None for tp, one in facts.items()}
@@ -55,7 +62,18 @@ class Proof:
 
     def known(self) -> Facts:
         """Both commit logs as they are now, and the witness as it was last asked, with what was written since."""
-        return self._with_accounts(self._cluster.facts(self._group_id, list(self._asked)))
+        return self._with_accounts(self._identified(self._cluster.facts(self._group_id, list(self._asked))))
+
+    def check_identity(self, ranges: Iterable[OffsetRange]) -> None:
+        """Whether the topics are still those that were looked at first; after a batch was written.
+
+        Raises:
+            TopicRecreatedError: nobody knows whose records they are.
+        """
+        written = sorted(ranges)
+        ids = self._cluster.topic_ids({r.topic for r in written})
+        outcome = f"nothing more is recorded as done; rows of {written[0]} were written meanwhile, look whose they are"
+        self._compare(written[0].topic_partition, ids, outcome)
 
     def wrote(self, ranges: Iterable[OffsetRange]) -> None:
         """These are done now, by this run."""
@@ -86,6 +104,23 @@ class Proof:
                 f"{sum(r.size for r in lacking):,} offsets, though they were written: it was dropped, replaced or "
                 "rolled back meanwhile. The partitions stay missing; materialize them again once the table stands still"
             )
+
+    def _identified(self, facts: Facts) -> Facts:
+        """The facts, if they are of the topics that were looked at first.
+
+        Raises:
+            TopicRecreatedError: they are not, or not of the commits' and the table's.
+        """
+        for tp, one in facts.items():
+            self._compare(tp, {tp.topic: one.topic_id}, "nothing was written or committed")
+            check_identity(tp, one)
+        return facts
+
+    def _compare(self, tp: TopicPartition, ids: Mapping[str, str], outcome: str) -> None:
+        for topic, now in ids.items():
+            was = self._ids.setdefault(topic, now)
+            if was and now and was != now:
+                raise TopicRecreatedError(recreated(tp, was, now, "this run", outcome))
 
     def _believed(self, tp: TopicPartition, account: Account) -> Account:
         """Where the witness cannot tell, what this run wrote counts."""

@@ -55,7 +55,8 @@ class SecondLog:
             missing = {tp: spans for tp, spans in done.items() if intersection(facts[tp].outstanding, spans)}
             if not missing:
                 return
-            self._write({tp: facts[tp].second.record(facts[tp].owed, spans) for tp, spans in missing.items()})
+            logs = {tp: facts[tp].second.record(facts[tp].owed, spans) for tp, spans in missing.items()}
+            self._write({tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()})
         raise CommitRefusedError(
             f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_WRITES} writes to other runs: what was "
             "done stays owed; run its backfill again"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.offsets import Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kafka_liveness_dagster.core.ledger import Accounts
+    from kafka_liveness_dagster.core.accounts import Accounts
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.witnesses import PartitionFacts
     from kafka_liveness_dagster.kafka.admin import Cluster
@@ -35,6 +35,9 @@ class Witness(Protocol):
 
     def learn(self, accounts: Accounts) -> None:
         """What the lane knows besides, to be told with its next writes: where its life began, what was lost."""
+
+    def believe(self, accounts: Accounts) -> None:
+        """All that is there of these partitions, by the commit logs: the witness could not tell."""
 
 
 def witnessed(

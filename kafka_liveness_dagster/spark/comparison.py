@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.spark.history import TableUnreadableError
 from kafka_liveness_dagster.spark.source import read
 
 if TYPE_CHECKING:
@@ -51,10 +51,6 @@ FROM (SELECT *, explode(kinds) AS kind FROM judged) GROUP BY topic, partition, k
 """
 
 
-class ComparisonError(KafkaLivenessError):
-    """Rows and records could not be compared."""
-
-
 @dataclass(frozen=True)
 class Scope:
     """What is compared of one partition.
@@ -90,12 +86,12 @@ def compare(
     """What the rows of one snapshot say, beside what is done and what the topic has.
 
     Raises:
-        ComparisonError: Spark could not read the records, or the rows.
+        TableUnreadableError: Spark could not read the records, or the rows.
     """
     try:
         found = _query(session, table.at(session, snapshot_id), scopes, kafka_options).collect()
     except PySparkException as error:
-        raise ComparisonError(
+        raise TableUnreadableError(
             f"the rows of {table.name} could not be compared with their records ({str(error).splitlines()[0][:300]}): "
             "when retention deleted records meanwhile, or the snapshot was expired, audit again; else look at Spark's "
             "log"

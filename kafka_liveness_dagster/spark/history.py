@@ -9,16 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pyspark.errors import PySparkException
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.history import Write
-from kafka_liveness_dagster.core.ledger import Account, Snapshot, decode, lineage, read
+from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import Row, SparkSession
 
-    from kafka_liveness_dagster.core.ledger import Accounts
-    from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.spark.table import IcebergTable
 
 _WROTE, _HAD, _SINCE = (f"summary['kafka-liveness.{word}']" for word in ("wrote", "had", "since"))
@@ -28,6 +29,10 @@ _ALL = (
 )
 
 
+class TableUnreadableError(KafkaLivenessError):
+    """Spark could not read the table, or its history."""
+
+
 @dataclass(frozen=True)
 class History:
     """A table at one moment.
@@ -35,30 +40,32 @@ class History:
     Attributes:
         snapshot_id: the current one; None where the table has none, or is none.
         writes: those that led to it, the newest first.
-        complete: what the ledger does not have is not in the table; False where its history was expired.
+        ledger: what they make together.
     """
 
     snapshot_id: int | None = None
-    accounts: Accounts = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
     writes: tuple[Write, ...] = ()
-    complete: bool = True
-
-    def account(self, tp: TopicPartition) -> Account:
-        """What the table says of a partition, also where that is nothing."""
-        if tp in self.accounts:
-            return self.accounts[tp]
-        ids = (account.topic_id for at, account in self.accounts.items() if at.topic == tp.topic)
-        return Account(topic_id=next(ids, ""), complete=self.complete)
 
 
 def history(session: SparkSession, table: IcebergTable) -> History:
-    """The table now; nothing of one that is not there.
+    """The table now, to a session that has not seen it yet; nothing of one that is not there.
 
     Raises:
         TableSchemaError: it is not a table of topics, partitions and offsets.
         LedgerError: a newer version wrote to it.
+        TableUnreadableError: Spark could not tell.
     """
-    table.refresh(session)
+    try:
+        return _history(session, table)
+    except PySparkException as error:
+        raise TableUnreadableError(
+            f"the snapshots of {table.name} could not be read ({str(error).splitlines()[0][:300]}): nothing is known "
+            "of the table; look at Spark's log"
+        ) from error
+
+
+def _history(session: SparkSession, table: IcebergTable) -> History:
     snapshot_id = table.current(session)
     if snapshot_id is None:
         return History()
@@ -68,7 +75,7 @@ def history(session: SparkSession, table: IcebergTable) -> History:
     for one, had in _sums(session, table, found.summed_up):
         snapshots[one] = replace(snapshots[one], had=had)
     writes = tuple(_write(rows[one]) for one in _back_from(snapshot_id, snapshots))
-    return History(snapshot_id, read(snapshots, found), writes, found.complete)
+    return History(snapshot_id, read(snapshots, found), writes)
 
 
 def _sums(session: SparkSession, table: IcebergTable, wanted: tuple[int, ...]) -> list[Row]:
@@ -96,4 +103,4 @@ def _snapshot(row: Row) -> Snapshot:
 
 def _write(row: Row) -> Write:
     snapshot_id, _, committed_at, operation, added, deleted, wrote, _ = row
-    return Write(snapshot_id, committed_at, operation or "", int(added or 0), int(deleted or 0), decode(wrote or ""))
+    return Write(snapshot_id, committed_at, operation or "", int(added or 0), int(deleted or 0), wrote or "")

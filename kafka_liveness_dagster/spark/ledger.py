@@ -8,11 +8,14 @@ the table's snapshot shows that it was dropped, replaced or rolled back. Never w
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
 
-from kafka_liveness_dagster.core.ledger import LONG, Account, Snapshot, encode, lineage, read, total
+from kafka_liveness_dagster.core.accounts import Account, total
+from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
+from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
 from kafka_liveness_dagster.spark.ranges import names
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Row, SparkSession
 
-    from kafka_liveness_dagster.core.ledger import Accounts, Lineage
+    from kafka_liveness_dagster.core.accounts import Accounts
+    from kafka_liveness_dagster.core.ledger import Lineage
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.spark.table import IcebergTable
 
@@ -43,9 +47,9 @@ class TableLedger:
 
     def __init__(self, table: IcebergTable, session: Callable[[], SparkSession]) -> None:
         self._table, self._session = table, session
-        self._says: dict[TopicPartition, Account] = {}
-        self._complete = True
+        self._says = Ledger()
         self._known: dict[TopicPartition, Account] = {}
+        self._believed: dict[TopicPartition, Account] = {}
         self._written: dict[TopicPartition, Account] = {}
         self._since: int | None = None
         self._seen: set[int | None] = set()
@@ -66,14 +70,16 @@ class TableLedger:
             LedgerError: a newer version wrote to it.
         """
         self._look(self._session())
-        ids = {tp.topic: account.topic_id for tp, account in self._says.items()}
-        return {
-            tp: self._says.get(tp) or Account(topic_id=ids.get(tp.topic, ""), complete=self._complete) for tp in asked
-        }
+        return {tp: self._says.of(tp) for tp in asked}
 
     def learn(self, accounts: Accounts) -> None:
         """What is known besides what the table says: where a group began, what was lost. Told with the next write."""
         self._known = total((self._known, accounts))
+
+    def believe(self, accounts: Accounts) -> None:
+        """All that is there of these partitions, where the table cannot tell since its history was expired."""
+        self._believed = {**self._believed, **accounts}
+        self._says = self._with_believed(self._says)
 
     def properties(
         self, session: SparkSession, snapshot_id: int | None, ranges: Sequence[OffsetRange]
@@ -87,11 +93,12 @@ class TableLedger:
             self._look(session)
         else:
             self._see(snapshot_id)
-        had = total((self._says, self._known, self._written))
         wrote = {tp: Account(spans, *self._besides(tp)) for tp, spans in _by_partition(ranges).items()}
-        told, text = {_WROTE: encode(wrote)}, encode(had)
-        if self._since is not None and (len(text) <= LONG or self._since == snapshot_id):
-            told |= {_HAD: text, _SINCE: str(self._since)}
+        # What was written since the last look says so itself, if nobody has rolled it back
+        had = encode(self._with_known(), complete=self._says.complete)
+        told = {_WROTE: encode(wrote)}
+        if self._since is not None and (len(had) <= LONG or self._since == snapshot_id):
+            told |= {_HAD: had, _SINCE: str(self._since)}
         return told
 
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
@@ -99,8 +106,17 @@ class TableLedger:
         self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
         self._landed_since = True
 
+    def _with_known(self) -> Accounts:
+        return {tp: self._says.of(tp) + self._known.get(tp, Account()) for tp in {*self._says.accounts, *self._known}}
+
+    def _with_believed(self, says: Ledger) -> Ledger:
+        """The table's word, and where it has none the one that is believed; it has one as soon as that was written."""
+        lost = {tp: one for tp, one in self._believed.items() if not says.of(tp).complete}
+        added = {tp: replace(says.of(tp) + one, complete=True) for tp, one in lost.items()}
+        return replace(says, accounts={**says.accounts, **added})
+
     def _besides(self, tp: TopicPartition) -> tuple[tuple[Span, ...], int | None, str]:
-        both = self._says.get(tp, Account()) + self._known.get(tp, Account())
+        both = self._says.of(tp) + self._known.get(tp, Account())
         return both.told, both.start, both.topic_id
 
     def _is_odd(self, snapshot_id: int | None) -> bool:
@@ -118,24 +134,26 @@ class TableLedger:
         began_at = time.monotonic()
         self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
         snapshot_id = self._table.current(session)
-        before = total((self._says, self._written))
+        before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
         if snapshot_id is None or snapshot_id != self._since:
-            self._says, self._complete = self._read(session, snapshot_id)
+            self._says = self._read(session, snapshot_id)
             self._since, took = snapshot_id, time.monotonic() - began_at
             self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
-        if self._complete:
-            self._check(before)
-        else:  # its history was expired: what this process knows is all there is
-            self._says = total((self._says, before))
-        self._written = {}
+        self._check(before, is_odd=is_odd)
+        self._says, self._written = self._with_believed(self._says), {}
         self._see(snapshot_id)
 
-    def _check(self, before: Accounts) -> None:
-        self._lacking += [
-            OffsetRange(*tp, *span)
-            for tp, account in before.items()
-            for span in difference(account.done, self._says.get(tp, Account()).done)
-        ]
+    def _check(self, before: Accounts, *, is_odd: bool) -> None:
+        """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so."""
+        kept = dict(self._says.accounts)
+        for tp, account in before.items():
+            now = self._says.of(tp)
+            if now.complete or (is_odd and tp in self._written):
+                known = account if now.complete else self._written[tp]
+                self._lacking += [OffsetRange(*tp, *span) for span in difference(known.done, now.done)]
+            else:
+                kept[tp] = replace(now + account, complete=False)
+        self._says = replace(self._says, accounts=kept)
         if lacking := self._lacking:  # for good: this process cannot go on as if nothing had been
             raise RowsMissingError(
                 f"table {self.target} lacks {names(lacking)}, {sum(r.size for r in lacking):,} offsets that it held "
@@ -143,14 +161,14 @@ class TableLedger:
                 "them is missing. Restore the table; or set on_missing_rows='owe': the next live run owes it again"
             )
 
-    def _read(self, session: SparkSession, snapshot_id: int | None) -> tuple[dict[TopicPartition, Account], bool]:
+    def _read(self, session: SparkSession, snapshot_id: int | None) -> Ledger:
         if snapshot_id is None:
-            return {}, True
+            return Ledger()
         snapshots: Mapping[int, Snapshot] = self._newest(session)
         found = lineage(snapshots, snapshot_id)
         if not found.complete and len(snapshots) >= _NEWEST:
             snapshots, found = self._all(session, snapshot_id)
-        return read(snapshots, found), found.complete
+        return read(snapshots, found)
 
     def _newest(self, session: SparkSession) -> dict[int, Snapshot]:
         return _snapshots(self._query(session, f"{_TEXTS} FROM {{}} ORDER BY committed_at DESC LIMIT {_NEWEST}"))

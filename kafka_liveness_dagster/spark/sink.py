@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kafka_liveness_dagster.core.ledger import Account, total
+from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.ranges import condition, names
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from kafka_liveness_dagster.core.ledger import Accounts
+    from kafka_liveness_dagster.core.accounts import Accounts
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.spark.iceberg import Written
 
@@ -123,6 +123,9 @@ class SinkWitness:
 
     def learn(self, accounts: Accounts) -> None:
         """A sink is told nothing."""
+
+    def believe(self, accounts: Accounts) -> None:
+        """Nor this."""
 
 
 @dataclass(frozen=True)

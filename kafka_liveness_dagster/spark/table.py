@@ -129,7 +129,7 @@ class IcebergTable:
         try:
             session.catalog.refreshTable(self.quoted)
         except AnalysisException as error:
-            if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":  # not created yet
+            if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", *_NO_CATALOG):  # not created yet, or no catalog
                 raise
 
     def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:

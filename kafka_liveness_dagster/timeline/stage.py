@@ -21,6 +21,7 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
 from kafka_liveness_dagster.kafka.clients import quiet_log
@@ -60,7 +61,8 @@ def throw_away_topic(settings: KafkaSettings, scene: Scene) -> Iterator[str]:
             if scene.protocol == "consumer":
                 to_undo.callback(_configure, admin, name, AlterConfigOpType.DELETE, scene)
                 _configure(admin, name, AlterConfigOpType.SET, scene)
-            to_undo.callback(_delete_group, admin, name, scene.session)
+            for group in (name, name + CATCH_UP_SUFFIX):
+                to_undo.callback(_delete_group, admin, group, scene.session)
             _fill(settings, name)
             yield name
     except KafkaException as error:

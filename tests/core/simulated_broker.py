@@ -1,29 +1,22 @@
-"""What do the broker and the table say? The state that all processes of a simulated history share.
+"""What does the broker say? One group and its partitions; the state that all processes of a simulated history share.
 
-It answers as Apache Kafka and Iceberg were measured to answer, and decides nothing. A set of offsets is an integer,
-bit 0 being the log start, and commit metadata is read here by other code than the core's: an invariant is one line
-of set algebra, and no mistake in ``core.offsets`` can hide from it.
+It answers as Apache Kafka was measured to answer, and decides nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core import commit_log
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark
-from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.resume import PartitionFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from random import Random
 
-    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-
-FirstLog = tuple[int | None, LiveMark | None]  # as the core reads it
-_OWED = 3  # which word of "kl1 running 0badcafe 70-120" holds the owed ranges
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from tests.core.simulated_partition import SimulatedPartition
 
 
 class Refusal(Enum):
@@ -34,118 +27,6 @@ class Refusal(Enum):
     TOO_LARGE = "OFFSET_METADATA_TOO_LARGE"
     FAILED = "no answer, nothing written"
     IN_DOUBT = "no answer, but written"
-
-
-@dataclass
-class SimulatedPartition:
-    """A log, its commits in both groups, and what the table holds of it.
-
-    Attributes:
-        first, second: the commits as written; ``first_log``, ``second_log``: as the core reads them.
-        owner: the member that is to have it; ``holder``: the one that has it until it gives it up.
-        acknowledged: the last first-log commit whose author knows of it.
-        rows: offsets in the table; ``twice``: those in it more than once.
-        owed, done: what the commits say; ``waived``: what nobody asked to process.
-        went_back: offsets below an acknowledged commit that a later commit was below.
-        changed: since the invariants were checked.
-    """
-
-    tp: TopicPartition
-    log_start: int
-    log_end: int
-    first: tuple[int, str] | None = None
-    second: tuple[int, str] | None = None
-    first_log: FirstLog = (None, None)
-    second_log: DoneLog = field(default_factory=DoneLog)
-    owner: int | None = None
-    holder: int | None = None
-    acknowledged: int = 0
-    rows: int = 0
-    twice: int = 0
-    materialized: int = 0
-    waived: int = 0
-    owed: int = 0
-    done: int = 0
-    below_first: int = 0
-    below_committed: int | None = None
-    went_back: int = 0
-    changed: bool = True
-
-    def below(self, offset: int) -> int:
-        """All offsets below this one."""
-        return (1 << (offset - self.log_start)) - 1 if offset > self.log_start else 0
-
-    def bits(self, start: int, end: int) -> int:
-        """The offsets ``[start, end)``."""
-        return self.below(end) & ~self.below(start)
-
-    @property
-    def outstanding(self) -> int:
-        """What is owed and not done."""
-        return self.owed & ~self.done
-
-    @property
-    def processed(self) -> int:
-        """What is in the table, and what nobody asked for."""
-        return self.rows | self.waived
-
-    def facts(self, first: FirstLog | None = None) -> PartitionFacts:
-        """What a process reads: a look at the first log, perhaps an old one, and the rest as it is now."""
-        offset, mark = first or self.first_log
-        return PartitionFacts(offset, mark, self.log_start, self.log_end, self.second_log)
-
-    def commit_first(self, offset: int, metadata: str) -> None:
-        """Write the first log."""
-        if self.first is None:
-            self.waived = self.below(offset)  # auto_offset_reset
-        self.went_back |= self.bits(offset, self.acknowledged)
-        self.first, self.first_log = (offset, metadata), (offset, LiveMark.decode(metadata))
-        words = metadata.split(" ")
-        self.owed = self._read(words[_OWED]) if len(words) > _OWED else 0
-        self.below_first, self.below_committed, self.changed = self.below(offset), None, True
-
-    def commit_second(self, offset: int, metadata: str) -> None:
-        """Write the second log: anybody may, the last one wins."""
-        self.second, self.second_log = (offset, metadata), DoneLog.decode(offset, metadata)
-        self.done = self.below(offset) | self._read(metadata.removeprefix("kl1 done").strip())
-        self.below_committed, self.changed = None, True
-
-    def expire_second(self) -> None:
-        """The broker's offsets retention: nobody committed to the second log for a week."""
-        self.second, self.second_log, self.done = None, DoneLog(), 0
-        self.below_committed, self.changed = None, True
-
-    def write(self, bits: int) -> None:
-        """Replace the rows of these offsets."""
-        self.rows, self.twice = self.rows & ~bits, self.twice & ~bits
-        self.append(bits)
-
-    def append(self, bits: int) -> None:
-        """Add rows of these offsets."""
-        self.twice |= self.rows & bits
-        self.rows, self.changed = self.rows | bits, True
-
-    def materialize(self, span: Span) -> None:
-        """Dagster shows these offsets as done from now on."""
-        self.materialized |= self.bits(*span)
-        self.changed = True
-
-    def names(self, bits: int) -> str:
-        """Offsets to be read, like ``70-120,140-190``."""
-        spans: list[Span] = []
-        for offset in (self.log_start + n for n in range(bits.bit_length()) if bits >> n & 1):
-            if spans and spans[-1].end == offset:
-                spans[-1] = Span(spans[-1].start, offset + 1)
-            else:
-                spans.append(Span(offset, offset + 1))
-        return ",".join(map(str, spans))
-
-    def _read(self, spans: str) -> int:
-        found = 0
-        for span in spans.split(",") if spans else ():
-            start, _, end = span.partition("-")
-            found |= self.bits(int(start), int(end))
-        return found
 
 
 class SimulatedBroker:
@@ -159,6 +40,14 @@ class SimulatedBroker:
         self.joined: dict[int, int] = {}  # member -> the generation it knows
         self.generation, self.failure_rate = 0, failure_rate
         self._rng, self._members = rng, 0
+
+    def facts(self, _group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
+        """Both commit logs, as the product's ``Cluster`` is asked for them.
+
+        Raises:
+            ForeignCommitError: another program committed to the first.
+        """
+        return {tp: self.partitions[tp].facts() for tp in partitions}
 
     def join(self) -> int:
         """A new member; gives its id. The others learn of it when they are served."""
@@ -212,45 +101,3 @@ class SimulatedBroker:
             if not failed:
                 self.partitions[tp].acknowledged = offset
         return Refusal.IN_DOUBT if failed else None
-
-
-@dataclass(eq=False)
-class Write:
-    """A batch on its way into the table, by ``author``, validated from snapshot ``since``."""
-
-    author: str
-    bits: dict[TopicPartition, int]
-    since: int
-    landed: bool = False
-    refused: bool = False
-
-
-@dataclass
-class SimulatedTable:
-    """Iceberg's ``overwrite(ranges)``, serializable, validated from the snapshot at the beginning of the write."""
-
-    partitions: Mapping[TopicPartition, SimulatedPartition]
-    snapshots: list[dict[TopicPartition, int]] = field(default_factory=list)
-    in_flight: list[Write] = field(default_factory=list)
-
-    def begin(self, author: str, ranges: Iterable[OffsetRange]) -> Write:
-        """Start to write; from now on it may land at any time, whatever becomes of its author."""
-        bits: dict[TopicPartition, int] = {}
-        for r in ranges:
-            tp = r.topic_partition
-            bits[tp] = bits.get(tp, 0) | self.partitions[tp].bits(r.start, r.end)
-        self.in_flight.append(Write(author, bits, len(self.snapshots)))
-        return self.in_flight[-1]
-
-    def land(self, write: Write) -> None:
-        """The end of a write: it replaces its ranges, or is refused since somebody wrote to them meanwhile."""
-        self.in_flight.remove(write)
-        write.refused = any(
-            bits & later.get(tp, 0) for later in self.snapshots[write.since :] for tp, bits in write.bits.items()
-        )
-        if write.refused:
-            return
-        write.landed = True
-        self.snapshots.append(write.bits)
-        for tp, bits in write.bits.items():
-            self.partitions[tp].write(bits)

@@ -1,27 +1,35 @@
 """How do a catch-up run and the sensor act around the core? As generators, like ``simulated_runs``.
 
-They follow ``kafka.catch_up``, ``lanes.run_catch_up`` and ``sensors`` step by step; every decision is the core's.
+They follow ``kafka.catch_up``, ``lanes.run_catch_up`` and ``sensors`` step by step; every decision is the core's, and
+what is proven is asked of the product's own ``kafka.proof``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fairness import plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.witnesses import DataExpiredError
+from kafka_liveness_dagster.kafka.proof import Proof
 from kafka_liveness_dagster.partitions import new_keys, range_of
-from tests.core.simulated_runs import Run
+from tests.core.simulated_second import SecondLog
+from tests.core.simulated_settling import Run
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from kafka_liveness_dagster.core.resume import PartitionFacts
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
     from tests.core.simulation import Simulation
 
 Spans = tuple[Span, ...]
 NOT_REFUSED = "a partition the sensor added is never refused"
-_WRITES = 5
+
+
+class NotOwedError(KafkaLivenessError):
+    """The live lane comes to it: the group's offsets were set back."""
 
 
 class CatchUpRun(Run):
@@ -30,13 +38,17 @@ class CatchUpRun(Run):
     def __init__(self, world: Simulation, name: str, keys: list[str]) -> None:
         super().__init__(world, name)
         self.keys, self._asked = keys, _by_partition(map(range_of, keys))
+        self._skips = world.policy.on_data_loss == "skip"
+        self._second = SecondLog(world)
+        cluster: Any = world.broker
+        self._proof = Proof(cluster, "", self._asked, self.ledger)
         self._planned: dict[TopicPartition, Spans] = {}
         self._left_out: list[OffsetRange] = []
         self._last: TopicPartition | None = None
         world.note("backfill", name, *keys)
 
     def _life(self) -> Generator[str, None, None]:
-        self._check_asked()
+        self._check_asked(self._proof.look())
         yield "opened"
         while ranges := self._plan():
             if not self.world.calm and self.world.chance(0.03):
@@ -46,14 +58,20 @@ class CatchUpRun(Run):
             if not (yield from self._record(ranges)):
                 self.world.note("record refused", self.name)
                 return
+        self._check_proven()
         if not self._left_out:
             self.world.materialize(self.keys)
 
-    def _check_asked(self) -> None:
+    def _check_asked(self, facts: dict[TopicPartition, PartitionFacts]) -> None:
         """What is below the first log is in the table or owed; above it nobody skipped anything yet."""
         for tp, asked in self._asked.items():
-            if unknown := difference(asked, (Span(0, self.world.partitions[tp].facts().committed or 0),)):
-                raise self.world.violation(NOT_REFUSED, f"({tp}:{unknown[0]})")
+            if unknown := difference(facts[tp].left_of(asked), (Span(0, facts[tp].committed or 0),)):
+                if not (self.world.set_back or self.world.is_anew):
+                    raise self.world.violation(NOT_REFUSED, f"({tp}:{unknown[0]})")
+                raise NotOwedError(f"{tp}:{unknown[0]}")
+
+    def _check_proven(self) -> None:
+        self._proof.check(self._left_out)
 
     def _leave_out(self, ranges: OffsetRange) -> None:
         """Its first offset is too slow alone: what is planned and not done comes again, without it."""
@@ -62,56 +80,57 @@ class CatchUpRun(Run):
         self.world.note("left out a poisoned offset", self.name, self._left_out[-1])
 
     def _plan(self) -> tuple[OffsetRange, ...]:
-        pending = {}
-        for tp, asked in self._asked.items():
-            left = intersection(outstanding(self.world.partitions[tp].facts()), asked)
-            pending[tp] = difference(left, self._planned.get(tp, ()))
+        left = self._left()
+        pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left}
         ranges, self._last = plan(pending, self.world.max_poll_records, self._last)
         for r in ranges:
             self._planned[r.topic_partition] = union((*self._planned.get(r.topic_partition, ()), r.span))
         return ranges
 
+    def _left(self) -> dict[TopicPartition, Spans]:
+        facts = self._proof.known()
+        left = {tp: facts[tp].left_of(asked) for tp, asked in self._asked.items()}
+        gone = {tp: intersection(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}
+        if expired := {tp: spans for tp, spans in gone.items() if spans}:
+            self._lose(expired)
+        return {tp: difference(spans, gone[tp]) for tp, spans in left.items()}
+
+    def _lose(self, expired: dict[TopicPartition, Spans]) -> None:
+        if not self._skips:
+            raise DataExpiredError(f"{expired} expired before they were caught up")
+        for _ in self._second.record(self.name, expired):
+            pass
+        self._second.tell(expired)
+        self._proof.lost(expired)
+        for tp, spans in expired.items():
+            self.world.lose(tp, spans)
+
     def _record(self, ranges: Iterable[OffsetRange]) -> Generator[str, None, bool]:
-        """Write the second log, look, and write again when another run's write replaced this one's."""
-        done = _by_partition(ranges)
-        for attempt in range(_WRITES):
-            firsts = {tp: self.world.partitions[tp].first_log for tp in done}
-            if self.world.chance(0.2):
-                yield "looked at the first log"  # the two logs are not read at once
-            facts = {tp: self.world.partitions[tp].facts(firsts[tp]) for tp in done}
-            missing = {tp: spans for tp, spans in done.items() if intersection(outstanding(facts[tp]), spans)}
-            if not missing:
-                return True
-            if attempt:
-                self.world.note("update lost", self.name)
-            logs = {tp: facts[tp].second.record(owed_of(facts[tp]), spans) for tp, spans in missing.items()}
-            yield "recording"
-            for tp, log in logs.items():
-                self.world.partitions[tp].commit_second(log.watermark, log.encode())
-            self.world.note("recorded", self.name, *ranges)
-            yield "verifying"
-        return False
+        lasted = yield from self._second.record(self.name, _by_partition(ranges))
+        self._proof.wrote(ranges)
+        return lasted
 
 
 def sensor_tick(world: Simulation) -> Iterator[str]:
-    """Dagster first, then Kafka; the keys for what is owed and has none."""
+    """Dagster first, then Kafka and the table; the keys for what is owed and has none."""
     existing, materialized = list(world.keys), set(world.materialized)
     firsts = {tp: p.first_log for tp, p in world.partitions.items()}
     yield "looked at Dagster and at the first log"
-    owed = [OffsetRange(*tp, *s) for tp, p in world.partitions.items() for s in outstanding(p.facts(firsts[tp]))]
+    owed = [
+        OffsetRange(*tp, *span)
+        for tp, p in world.partitions.items()
+        if p.foreign is None
+        for span in seen_owed(p.facts(firsts[tp], world.table.accounts()[tp]))
+    ]
     if keys := new_keys(owed, existing, materialized):
         world.note("partitions added", *keys)
         world.keys += [key for key in keys if key not in world.keys]
 
 
-def outstanding(facts: PartitionFacts) -> Spans:
-    """What the group owes and has not done, as every reader of both logs computes it."""
-    return facts.second.outstanding(owed_of(facts))
-
-
-def owed_of(facts: PartitionFacts) -> Spans:
-    """What the first log says is owed, done or not."""
-    return facts.mark.owed if facts.mark else ()
+def seen_owed(facts: PartitionFacts) -> Spans:
+    """What the sensor makes partitions of: what is owed, and what a stranger's commit made the group forget."""
+    forgotten = () if facts.vouched or facts.committed is None else facts.missing(facts.committed)
+    return union((*facts.outstanding, *forgotten))
 
 
 def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, Spans]:

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, fits
+from kafka_liveness_dagster.core.accounts import Account
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin, fits
+from kafka_liveness_dagster.core.ledger_text import encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, union
 from kafka_liveness_dagster.partitions import new_keys
 from tests.core.simulated_catch_up import sensor_tick
 from tests.core.simulated_runs import RUN_MARK, LiveRun
 
 if TYPE_CHECKING:
-    from tests.core.simulated_broker import SimulatedPartition
-    from tests.core.simulated_runs import Run
+    from tests.core.simulated_partition import SimulatedPartition
+    from tests.core.simulated_settling import Run
     from tests.core.simulation import Simulation
 
 Event = Callable[["Simulation"], None]
@@ -24,18 +26,22 @@ def begin_in_the_middle(world: Simulation, p: SimulatedPartition) -> None:
     """As weeks may have left it: processed up to here but for some ranges, of which some are done."""
     p.log_end = p.acknowledged = at = p.log_start + 60
     if world.chance(0.1):
-        p.commit_first(at, "")  # a plain consumer was here before
+        p.put_first((at, ""))  # a plain consumer was here before
+        p.begin_life(at)
         return
+    p.begin_life(p.log_start)
+    origin = None if world.chance(0.2) else Origin(p.log_start, p.topic_id)  # None: version 0.1.0 was here before
     cuts = sorted(world.rng.sample(range(p.log_start + 1, at), 6))
     owed = union(Span(*pair) for pair in zip(cuts[::2], cuts[1::2], strict=True))
-    while not fits(owed):
+    while not fits(owed, Origin(p.log_start, p.topic_id)):
         owed = owed[1:]
-    p.commit_first(at, LiveMark(world.rng.choice(list(Mark)), RUN_MARK, owed).encode())
-    p.waived, p.rows = 0, p.below(at) & ~p.owed
+    p.put_first((at, LiveMark(world.rng.choice(list(Mark)), RUN_MARK, owed, origin=origin).encode()))
     done = tuple(span for span in owed if world.chance(0.3))
-    for span in done:
-        p.write(p.bits(*span))
-    p.commit_second(p.log_start, DoneLog(p.log_start, done).encode())
+    rows = p.below(at) & ~p.read(set(owed) - set(done))
+    account = Account(tuple(p.spans(rows)), start=p.log_start, topic_id=p.topic_id)
+    world.table.write({p.tp: rows}, {"kafka-liveness.wrote": encode({p.tp: account})} if origin else {})
+    target = world.table.name if origin else None
+    p.commit_second(p.log_start, DoneLog(p.log_start, done, origin=origin, target=target).encode())
     world.keys += new_keys([OffsetRange(*p.tp, *span) for span in owed], [], [])
     world.note("begun in the middle", p.tp, p.first, p.second)
 
@@ -149,19 +155,18 @@ def land(world: Simulation) -> None:
         world.table.in_flight.remove(write)
 
 
-def expire_second_log(world: Simulation) -> None:
-    """The broker's offsets retention, at the worst moment."""
-    p = world.rng.choice(list(world.partitions.values()))
-    if p.second is not None:
-        world.note("second log expired", p.tp)
-        p.expire_second()
-
-
 def switch_mode(world: Simulation) -> None:
-    """Someone changes ``enable_parallel_rebalance``, from the next run on."""
-    on = not world.policy.enable_parallel_rebalance
-    world.policy = replace(world.policy, enable_parallel_rebalance=on)
-    world.note("mode switched", "on" if on else "off")
+    """Someone changes a setting, from the next run on."""
+    now = world.policy
+    change = world.rng.choice(
+        (
+            {"enable_parallel_rebalance": not now.enable_parallel_rebalance},
+            {"on_missing_rows": "raise" if now.on_missing_rows == "owe" else "owe"},
+            {"on_data_loss": "raise" if now.on_data_loss == "skip" else "skip"},
+        )
+    )
+    world.policy = replace(now, **change)
+    world.note("mode switched", change)
 
 
 def _some_run(world: Simulation) -> LiveRun | None:
@@ -183,6 +188,5 @@ WEIGHTS: Weights = {
     finish: 1,
     rebalance: 5,
     land: 3,
-    expire_second_log: 0.7,
-    switch_mode: 0.5,
+    switch_mode: 1,
 }

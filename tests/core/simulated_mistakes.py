@@ -14,10 +14,13 @@ from kafka_liveness_dagster.core import resume as resume_module
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.resume import Owned
-from tests.core import simulated_catch_up, simulated_runs, simulation
-from tests.core.simulated_broker import SimulatedPartition
-from tests.core.simulated_catch_up import CatchUpRun, owed_of
+from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from kafka_liveness_dagster.kafka.proof import Proof
+from kafka_liveness_dagster.spark import ledger as table_ledger
+from tests.core import simulated_catch_up, simulated_oracle, simulated_runs, simulated_settling
+from tests.core.simulated_catch_up import CatchUpRun
 from tests.core.simulated_runs import LiveRun
+from tests.core.simulated_table import SimulatedTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +33,7 @@ _resume, _union, _plan, _new_keys = (
 )
 _record, _outstanding, _done = DoneLog.record, DoneLog.outstanding, DoneLog.decode
 _mark, _text, _commit = LiveMark.decode, LiveMark.encode, LiveRun._commit
+_missing, _lineage = PartitionFacts.missing, table_ledger.lineage
 
 
 def jump_without_owing(tp, facts, policy, poison=()):
@@ -68,19 +72,19 @@ def pass_poison_without_owing(tp, facts, policy, poison=()):
     return replace(found, owed=_resume(tp, facts, policy).owed)
 
 
-def everything_fits(_owed):
+def everything_fits(*_):
     """The broker is asked to take any length."""
     return True
 
 
 def pass_a_hole(log, owed, newly):
     """The watermark is the end of what is done."""
-    return DoneLog(_record(log, owed, newly).end)
+    return replace(log, watermark=_record(log, owed, newly).end, done=())
 
 
 def pass_the_batch(log, owed, newly):
     """The watermark follows the batch, as an ordinary commit would."""
-    return DoneLog(max(log.watermark, newly[-1].end), _record(log, owed, newly).done)
+    return replace(_record(log, owed, newly), watermark=max(log.watermark, newly[-1].end))
 
 
 def forget_the_last(log, owed):
@@ -110,13 +114,6 @@ def released_owes_nothing(metadata):
     """A handover loses the debt."""
     mark = _mark(metadata)
     return replace(mark, owed=()) if mark and mark.mark is Mark.RELEASED else mark
-
-
-def cut_to_fit(mark):
-    """What does not fit is left out: the second log may do that."""
-    while len(text := _text(mark)) > commit_log.MAX_METADATA_BYTES:
-        mark = replace(mark, owed=mark.owed[:-1])
-    return text
 
 
 def ignore_the_debt(first, _owed):
@@ -160,9 +157,9 @@ def settle_with_an_old_look(run, _arrival, tp):
     return tp in run.arrived
 
 
-def own_before_committing(run, resumed):
+def own_before_committing(run, resumed, _facts):
     """Records are planned before position and token are durable."""
-    run.owned.update({tp: Owned(r.position, r.position, r.owed) for tp, r in resumed.items()})
+    run.owned.update({tp: Owned(r.position, r.position, r.owed, origin=r.origin) for tp, r in resumed.items()})
     run.arrived.clear()
     return True
 
@@ -180,37 +177,103 @@ def materialize_before_the_end(run) -> Iterator[str]:
     yield "opened"
 
 
-def refuse_what_is_forgotten(run):
+def refuse_what_is_forgotten(run, facts):
     """A key counts as mistyped once neither log names all of it: both forget, the second by expiry."""
     for tp, asked in run._asked.items():
-        facts = run.world.partitions[tp].facts()
-        known = (*owed_of(facts), *facts.second.done, Span(0, facts.second.watermark))
+        known = (*facts[tp].owed, *facts[tp].second.done, Span(0, facts[tp].second.watermark))
         if unknown := offsets.difference(asked, known):
             raise run.world.violation(simulated_catch_up.NOT_REFUSED, f"({tp}:{unknown[0]})")
 
 
+def add_rows(rows, twice, bits):
+    """An append."""
+    return rows | bits, twice | rows & bits
+
+
+def trust_strangers(facts, position):
+    """Only what our own commit vouches for is looked for in the table."""
+    return _missing(facts, position) if facts.vouched else ()
+
+
+def trust_our_commits(facts, position):
+    """What our own commit vouches for must be in the table still."""
+    return () if facts.vouched else _missing(facts, position)
+
+
+def believe_the_second_log(facts, asked):
+    """Done is what the second log says, whatever became of the table."""
+    return offsets.difference(facts.second.outstanding(offsets.intersection(asked, facts.owed)), facts.told)
+
+
+def keep_the_second_log(tp, facts, policy, poison=()):
+    """What it says of another life of the group is believed in this one."""
+    found = _resume(tp, facts, policy, poison)
+    return replace(found, second=replace(facts.second, origin=found.origin, told=found.second.told))
+
+
+def believe_any_sum(snapshots, current):
+    """Also what a writer summed up before the table was rolled back."""
+    found = _lineage(snapshots, current)
+    newest = next((one for one in found.path if snapshots[one].since is not None), None)
+    return found if newest is None else replace(found, summed_up=(*found.summed_up, newest))
+
+
+def always_complete(snapshots, current):
+    """What expired snapshots may have said is not in the table."""
+    return replace(_lineage(snapshots, current), complete=True)
+
+
+def ask_the_table_first(run, partitions):
+    """What is written and committed meanwhile looks missing."""
+    accounts = run.ledger.accounts(partitions)
+    yield "looked at the table"
+    facts = run.world.broker.facts("", partitions)
+    return {tp: replace(one, account=accounts[tp]) for tp, one in facts.items()}
+
+
+def learn_nothing(run, tp, facts, resumed):
+    """The table is not told where the life of the group began, nor what was lost."""
+
+
+def tell_nothing(_facts):
+    """What was told as lost is owed again."""
+    return ()
+
+
+def any_topic(*_):
+    """A topic made anew passes for the old one."""
+
+
+def any_facts(_proof, facts):
+    """The same, in the catch-up lane."""
+    return facts
+
+
+def believe_what_was_written(run):
+    """Green without a look at the table."""
+
+
 MISTAKES: list[tuple[Any, str, Callable[..., Any], str]] = [
-    (simulated_runs, "resume", jump_without_owing, "in the table or owed"),
-    (simulated_runs, "resume", jump_and_owe_only_the_last, "in the table or owed"),
-    (simulated_runs, "resume", owe_without_jumping, "owed is below the first log"),
-    (simulated_runs, "resume", jump_behind_the_log_end, "in the table or owed"),
-    (simulated_runs, "resume", resume_and_forget, "in the table or owed"),
-    (simulated_runs, "resume", pass_poison_without_owing, "in the table or owed"),
+    (simulated_settling, "resume", jump_without_owing, "in the table or owed"),
+    (simulated_settling, "resume", jump_and_owe_only_the_last, "in the table or owed"),
+    (simulated_settling, "resume", owe_without_jumping, "owed is below the first log"),
+    (simulated_settling, "resume", jump_behind_the_log_end, "in the table or owed"),
+    (simulated_settling, "resume", resume_and_forget, "in the table or owed"),
+    (simulated_settling, "resume", pass_poison_without_owing, "in the table or owed"),
     (resume_module, "fits", everything_fits, "everything up to the log end"),
     (DoneLog, "record", pass_a_hole, "the second log covers nothing"),
     (DoneLog, "record", pass_the_batch, "the second log covers nothing"),
     (DoneLog, "outstanding", forget_the_last, ""),
-    (DoneLog, "outstanding", close_the_range, "committed"),
+    (DoneLog, "outstanding", close_the_range, ""),
     (DoneLog, "decode", read_too_wide, ""),
-    (commit_log, "union", bridge_small_gaps, "nothing raises ForeignCommitError"),
+    (commit_log, "union", bridge_small_gaps, "ForeignCommitError"),
     (LiveMark, "decode", released_owes_nothing, "committed"),
-    (LiveMark, "encode", cut_to_fit, "in the table or owed"),
-    (simulation, "committed", ignore_the_debt, "committed"),
+    (simulated_oracle, "committed", ignore_the_debt, "committed"),
     (simulated_runs, "plan", newest_first, "in the order"),
     (simulated_runs, "plan", mix_partitions_up, ""),
     (simulated_catch_up, "plan", mix_partitions_up, ""),
     (simulated_catch_up, "new_keys", no_key_comes_twice, "everything up to the log end"),
-    (SimulatedPartition, "write", SimulatedPartition.append, "rows once"),
+    (SimulatedTable, "replaced", add_rows, "rows once"),
     (LiveRun, "_commit", commit_what_was_given_up, ""),
     (LiveRun, "_commit", know_an_ownership_by_its_offset, "in the order"),
     (LiveRun, "_is_still", settle_with_an_old_look, "never goes back"),
@@ -218,4 +281,17 @@ MISTAKES: list[tuple[Any, str, Callable[..., Any], str]] = [
     (CatchUpRun, "_life", record_before_writing, "the second log covers nothing"),
     (CatchUpRun, "_life", materialize_before_the_end, "materialised only when done"),
     (CatchUpRun, "_check_asked", refuse_what_is_forgotten, "never refused"),
+    (PartitionFacts, "missing", trust_strangers, "in silence"),
+    (PartitionFacts, "missing", trust_our_commits, "in silence"),
+    (PartitionFacts, "left_of", believe_the_second_log, "materialised only when done"),
+    (PartitionFacts, "told", tell_nothing, "has its reason RowsMissingError"),
+    (simulated_settling, "resume", keep_the_second_log, "the second log covers nothing"),
+    (LiveRun, "_look", ask_the_table_first, "has its reason RowsMissingError"),
+    (LiveRun, "_learn", learn_nothing, "has its reason RowsMissingError"),
+    (LiveRun, "_check_identity", any_topic, "nothing is written of a topic made anew"),
+    (Proof, "_identified", any_facts, "nothing is written of a topic made anew"),
+    (resume_module, "check_identity", any_topic, "made anew"),
+    (CatchUpRun, "_check_proven", believe_what_was_written, "materialised only when done"),
+    (table_ledger, "lineage", believe_any_sum, "claims nothing"),
+    (table_ledger, "lineage", always_complete, "has its reason RowsMissingError"),
 ]

@@ -106,6 +106,14 @@ def test_what_fits_fits_under_both_marks(owed):
     assert fits(owed) == (max(sizes) <= MAX_METADATA_BYTES)
 
 
+def test_debts_that_leave_no_room_for_the_origin_are_written_without_it():
+    """As version 0.1.0 may have left them: refused with every start else."""
+    many = tuple(Span(10**9 + 20 * n, 10**9 + 20 * n + 10) for n in range(185))
+    mark = LiveMark(Mark.RUNNING, RUN, many, Span(0, 5), Origin(0, "2Mq71qnKT1ul7FBvra2xew"))
+    assert not fits(many, mark.origin, mark.again)
+    assert mark.encode() == LiveMark(Mark.RUNNING, RUN, many).encode()
+
+
 def test_a_plain_consumers_commit_has_no_mark():
     """A group taken over from a plain consumer resumes in order: it left no metadata."""
     assert LiveMark.decode("") is None

@@ -6,17 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.ledger import (
-    LONG,
-    Account,
-    LedgerError,
-    Snapshot,
-    decode,
-    encode,
-    lineage,
-    read,
-    total,
-)
+from kafka_liveness_dagster.core.accounts import Account, total
+from kafka_liveness_dagster.core.ledger import Snapshot, lineage, read
+from kafka_liveness_dagster.core.ledger_text import LONG, LedgerError, decode, encode
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
 
 TP = TopicPartition("orders", 3)
@@ -45,9 +37,8 @@ def table(*snapshots):
 
 def what(snapshots, current):
     """What is read, as pairs, and whether it is all."""
-    found = lineage(snapshots, current)
-    accounts = read(snapshots, found)
-    return [tuple(span) for span in accounts[TP].done] if TP in accounts else [], found.complete
+    found = read(snapshots, lineage(snapshots, current)).of(TP)
+    return [tuple(span) for span in found.done], found.complete
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------
@@ -159,7 +150,8 @@ def test_an_expired_history_proves_nothing_by_what_it_lacks():
     assert what(table(Snapshot(5, 4, text((40, 50)))), 5) == ([(40, 50)], False)
     assert what(table(Snapshot(5, 4, text((40, 50)), text((0, 30)), 2)), 5) == ([(0, 30), (40, 50)], False)
     found = read(table(Snapshot(5, 4, text((40, 50)))), lineage(table(Snapshot(5, 4, text((40, 50)))), 5))
-    assert not found[TP].complete
+    assert not found.of(TopicPartition("paid", 0)).complete
+    assert found.of(TopicPartition("orders", 9)).topic_id == ID
 
 
 def test_a_snapshot_nobody_listed_is_not_the_beginning():
@@ -170,3 +162,16 @@ def test_a_snapshot_nobody_listed_is_not_the_beginning():
 def test_parents_in_a_circle_end():
     """No table has them; nobody waits for ever if one does."""
     assert what(table(Snapshot(1, 2, text((0, 1))), Snapshot(2, 1, text((1, 2)))), 2) == ([(0, 2)], False)
+
+
+def test_a_sum_says_of_which_partitions_it_does_not_know_all():
+    """A writer whose table has lost its history: what it had itself, and that there may be more."""
+    lost = {TP: Account((Span(0, 30),), complete=False), TopicPartition("orders", 4): Account((Span(5, 9),))}
+    told = encode(lost, complete=False)
+    assert told == "? orders/ 3?:0-30 4:5-9"
+    assert decode(told) == lost
+    found = read(table(Snapshot(5, 4, text((40, 50)), told, 4)), lineage(table(Snapshot(5, 4, "", told, 4)), 5))
+    complete = {tp.partition: found.of(tp).complete for tp in (TP, *lost, TopicPartition("orders", 9))}
+    assert complete == {3: False, 4: True, 9: False}
+    fresh = Snapshot(6, 5, encode({TopicPartition("orders", 9): Account((Span(0, 1),))}), told, 5)
+    assert not read(table(fresh), lineage(table(fresh), 6)).of(TopicPartition("orders", 9)).complete

@@ -123,8 +123,8 @@ def test_a_group_that_crashes_for_years_owes_what_it_skipped():
     """Token after token until the broker's 4,095 bytes are full; then in order, and all of it is there in the end."""
     crashing = {simulated_events.advance: 4, simulated_events.crash: 1}
     policy = ResumePolicy(enable_parallel_rebalance=True)
-    scenario = Scenario(1, 10**15, policy, 4_095, 5, 1, progress=False, failure_rate=0.0, events=3_000)
-    simulation = Simulation(4, scenario, crashing).run()
+    scenario = Scenario(1, 10**17, policy, 4_095, 5, 1, progress=False, failure_rate=0.0, events=3_000)
+    simulation = Simulation(2, scenario, crashing).run()
     assert "no room for the token" in {what for what, *_ in simulation.history}
     assert len(simulation.materialized) > 100
 

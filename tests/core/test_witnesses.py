@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, union
 from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
@@ -244,8 +244,8 @@ def test_nothing_is_missing_in_silence(done, owed, told, stranger, committed):
 
 def test_only_a_commit_of_a_lane_with_a_table_vouches_for_rows():
     """A plain consumer of this package commits what it processed, wherever that went."""
-    assert facts(120, mark((70, 120)), account((0, 70))).vouched_for == spans((0, 70))
-    assert facts(120, LiveMark(Mark.RELEASED, RUN), account((0, 70))).vouched_for == ()
+    assert facts(120, mark((70, 120)), account((0, 70))).said_done(spans((70, 120))) == spans((0, 70))
+    assert facts(120, LiveMark(Mark.RELEASED, RUN), account((0, 70))).said_done(()) == ()
 
 
 def test_how_often_the_second_log_is_committed_anew():

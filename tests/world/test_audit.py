@@ -6,7 +6,9 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
 from kafka_liveness_dagster.cli import main
 from tests.world.forgetful import Forgetful, kept
@@ -54,6 +56,13 @@ def delete(world, start, end):
     world.sql(f"DELETE FROM {{t}} WHERE offset >= {start} AND offset < {end}")
 
 
+def compact(world):
+    """Let the broker remove records from the middle of the topic, as far as its config says."""
+    entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, world.topic, incremental_configs=[entry])
+    world.admin.incremental_alter_configs([resource])[resource].result()
+
+
 def stretches(found):
     return [(one["start"], one["end"], one["offsets"]) for one in found]
 
@@ -78,7 +87,7 @@ def test_a_life_with_a_crash_is_certified(world, audit):
     assert sum(one["offsets"] for one in one["rows"]["without_rows"]) == 15, "what the transform dropped"
     assert found["sentence"] == (
         f"certified: group {world.group}, table {world.table}: every committed offset of 1 partition is in the table "
-        "once, 150 in all"
+        "once, 150 in all; 15 of them have a record, but no row"
     )
 
 
@@ -215,7 +224,7 @@ def test_an_expired_history_leaves_the_commit_logs_word(world, audit):
 
 
 def test_aborted_transactions_have_neither_records_nor_rows(world, audit):
-    """Offsets without records are committed like others, and no deep audit misses them."""
+    """Offsets without records are committed like others, and no deep audit misses them; rows of them are nobody's."""
     world.grow_to(20)
     producer = Producer({"bootstrap.servers": world.servers, "transactional.id": world.topic})
     producer.init_transactions()
@@ -230,6 +239,13 @@ def test_aborted_transactions_have_neither_records_nor_rows(world, audit):
     [one] = found["partitions"]
     assert (code, one["committed"], one["rows"]["unrecorded"]) == (0, 51, [])
     assert sum(one["offsets"] for one in one["rows"]["without_rows"]) == 4, "7, 17, 27 and 37: the transform's"
+    world.sql(f"INSERT INTO {{t}} VALUES ('{world.topic}', 0, 25L, 'of no record')")
+    code, found = audit(world, "--deep")
+    assert (code, stretches(found["partitions"][0]["rows"]["unrecorded"])) == (1, [(25, 26, 1)])
+    compact(world)
+    code, found = audit(world, "--deep")
+    assert (code, found["partitions"][0]["rows"]["compacted"]) == (0, True)
+    assert "rows without a record any more, of 1 offset (25-26)" in found["partitions"][0]["sentence"]
 
 
 def test_a_terminal_gets_the_certificate_as_its_last_line(world, services):
@@ -244,6 +260,34 @@ def test_a_terminal_gets_the_certificate_as_its_last_line(world, services):
     assert f"{world.tp}: every offset from 0 to 120 is in the table once, but for 50 owed (70-120)" in lines
     assert lines[-1].startswith(f"certified: group {world.group}, table {world.table}: ")
     assert lines[-1].endswith(f"70 in all, but for 50 owed ({world.tp}:70-120)")
+
+
+def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
+    """Nobody looks for a table, nor for Spark; a deep audit is refused, for there are no rows to read."""
+    nowhere = ("--spark", "sc://localhost:1")
+    world.grow_to(50)
+    world.stranger_commits(50, f"kl2 released 0badcafe {world.topic_id()}@0 30-50")
+    world._commit(f"{world.group}.catch-up", 0, f"kl2 done {world.topic_id()}@0 in ParquetSink")
+    code, found = audit(world, *nowhere)
+    assert (code, found["is_table"], found["target"]) == (0, False, "ParquetSink")
+    assert (
+        "both commit logs say that every offset from 0 to 50 is processed, but for 20 owed (30-50)"
+        in (found["partitions"][0]["sentence"])
+    )
+    assert "go to the sink ParquetSink" in refused(world.group, "--deep", *nowhere)
+    world.stranger_commits(50)
+    code, found = audit(world, *nowhere)
+    assert (code, found["partitions"][0]["missing"]) == (1, [[0, 50]])
+
+
+def test_several_targets_are_no_target(world, refused):
+    """A group whose partitions go to different tables is asked which."""
+    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(timeout=20)
+    client = Consumer({"bootstrap.servers": world.servers, "group.id": f"{world.group}.catch-up"})
+    told = [KafkaTopicPartition(world.topic, at, 0, f"kl2 done @0 in lake.shop.orders_{at}") for at in (0, 1)]
+    client.commit(offsets=told, asynchronous=False)
+    client.close()
+    assert "several targets: lake.shop.orders_0, lake.shop.orders_1" in refused(world.group)
 
 
 def test_what_cannot_be_asked_is_no_verdict(world, services, refused, monkeypatch, tmp_path):

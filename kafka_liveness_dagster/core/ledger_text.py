@@ -1,0 +1,125 @@
+"""How does a snapshot's summary hold what a table says? Texts that people can read, compressed when they are long.
+
+>>> text = encode({TopicPartition("orders", 3): Account((Span(0, 70),), start=0, topic_id="2Mq71qnKT1ul7FBvra2xew")})
+>>> text
+'orders/2Mq71qnKT1ul7FBvra2xew 3@0:0-70'
+>>> decode(text)[TopicPartition("orders", 3)].done
+(Span(start=0, end=70),)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.accounts import Account
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from kafka_liveness_dagster.core.accounts import Accounts
+
+LONG = 1_000
+"""Characters from which a text is compressed: a snapshot's summary is copied into every later metadata file."""
+_PACKED = "z:"
+_REST_UNKNOWN = "?"
+_TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)")
+_PARTITION = re.compile(
+    r"(?P<partition>[0-9]{1,10})(?P<unknown>\?)?(?:@(?P<start>[0-9]{1,19}))?:(?P<done>[0-9,-]*)(?:!(?P<told>[0-9,-]+))?"
+)
+
+
+class LedgerError(KafkaLivenessError):
+    """A snapshot's summary says something that this version does not understand."""
+
+
+def encode(accounts: Accounts, *, complete: bool = True) -> str:
+    """The accounts as a snapshot's summary holds them: ``orders/<topic id> 0@0:0-70,90-120 1@0:0-66!66-70``.
+
+    What is told without rows stands behind ``!``; ``?`` stands behind a partition of which more may be there, and
+    before all where there may be more partitions. A long text is compressed.
+    """
+    words: list[str] = [] if complete else [_REST_UNKNOWN]
+    for topic, partitions in groupby(sorted(accounts), key=lambda tp: tp.topic):
+        told = list(partitions)
+        words.append(f"{topic}/{next((accounts[tp].topic_id for tp in told if accounts[tp].topic_id), '')}")
+        words += [f"{tp.partition}{_account(accounts[tp])}" for tp in told]
+    text = " ".join(words)
+    return text if len(text) <= LONG else _PACKED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def decode(text: str) -> dict[TopicPartition, Account]:
+    """Read what ``encode`` wrote; nothing of an empty text.
+
+    Raises:
+        LedgerError: a newer version wrote it.
+    """
+    accounts: dict[TopicPartition, Account] = {}
+    topic = topic_id = ""
+    for word in unpacked(text).split():
+        if word == _REST_UNKNOWN:
+            continue
+        if (named := _TOPIC.fullmatch(word)) is not None:
+            topic, topic_id = named["topic"], named["topic_id"]
+            continue
+        one = _PARTITION.fullmatch(word)
+        if one is None or not topic:
+            raise _not_understood(text)
+        start = None if one["start"] is None else int(one["start"])
+        spans = (_spans(one["done"], text), _spans(one["told"], text))
+        account = Account(*spans, start, topic_id, complete=not one["unknown"])
+        accounts[TopicPartition(topic, int(one["partition"]))] = account
+    return accounts
+
+
+def _account(account: Account) -> str:
+    start = "" if account.complete else "?"
+    start += "" if account.start is None else f"@{account.start}"
+    told = f"!{_texts(account.told)}" if account.told else ""
+    return f"{start}:{_texts(account.done)}{told}"
+
+
+def _texts(spans: Collection[Span]) -> str:
+    return ",".join(map(str, spans))
+
+
+def is_all(text: str) -> bool:
+    """Whether nothing is in the table of partitions that the text does not name."""
+    return not unpacked(text).startswith(_REST_UNKNOWN)
+
+
+def unpacked(text: str) -> str:
+    """The words of a text, compressed or not.
+
+    Raises:
+        LedgerError: a newer version wrote it.
+    """
+    if not text.startswith(_PACKED):
+        return text
+    try:
+        return zlib.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True)).decode()
+    except (binascii.Error, zlib.error, UnicodeDecodeError):
+        raise _not_understood(text) from None
+
+
+def _spans(text: str | None, whole: str) -> tuple[Span, ...]:
+    try:
+        spans = tuple(Span(*map(int, part.split("-"))) for part in text.split(",")) if text else ()
+    except (ValueError, TypeError):
+        raise _not_understood(whole) from None
+    if union(spans) != spans:
+        raise _not_understood(whole)
+    return spans
+
+
+def _not_understood(text: str) -> LedgerError:
+    return LedgerError(
+        f"the table's ledger says {text[:80]!r}, which this version does not understand: a newer version of "
+        "kafka-liveness-dagster wrote it. Upgrade; nothing was written or committed"
+    )
