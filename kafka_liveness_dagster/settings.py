@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.commit_log import check_group_id
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.pace import AUTO_CEILING
 from kafka_liveness_dagster.hooks import Hook
 from kafka_liveness_dagster.spark.sink import Sink, name_of

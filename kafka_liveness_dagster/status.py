@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.run_marks import run_of_client
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
@@ -125,7 +126,7 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: W
         NoSuchGroupError: no member and no commit was found.
         BrokerUnreachableError: no broker answered within seconds.
     """
-    commit_log.check_group_id(group_id)
+    check_group_id(group_id)
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
     first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import Span, difference, union
 
 if TYPE_CHECKING:
@@ -245,15 +245,3 @@ def _foreign(metadata: str) -> ForeignCommitError:
         f"the commit metadata {shown!r} is not this package's (kl1 …): another program, or a newer version, commits "
         "to this group. Give each its own group_id; nothing was joined or committed"
     )
-
-
-def check_group_id(group_id: str) -> None:
-    """Refuse a group id that could not be told from a second log.
-
-    Raises:
-        InvalidSettingError: the id is empty or ends in ``.catch-up``.
-    """
-    if not group_id or group_id.endswith(CATCH_UP_SUFFIX):
-        raise InvalidSettingError(
-            f"group_id {group_id!r} must not be empty nor end in {CATCH_UP_SUFFIX!r}, which names the second commit log"
-        )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.commit_log import check_group_id
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.core.timeouts import check_request_timeout
 from kafka_liveness_dagster.kafka.security import NAMES, Security, instead_of, is_about_security

@@ -13,12 +13,12 @@ from kafka_liveness_dagster.core.commit_log import (
     LiveMark,
     Mark,
     Origin,
-    check_group_id,
     committed,
     fits,
     owed_before,
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import NoCommittedOffsetError, Resumed, ResumePolicy, resume
 from kafka_liveness_dagster.core.run_marks import run_mark
