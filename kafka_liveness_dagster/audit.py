@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.history import overlaps
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from kafka_liveness_dagster.kafka.answers import both_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -152,15 +153,7 @@ class _Told:
 
     @classmethod
     def of(cls, first: Commit | None, second: Commit | None, bounds: tuple[int, int], topic_id: str) -> _Told:
-        mark, done, foreign = None, DoneLog(), None
-        try:
-            mark = LiveMark.decode(first.metadata) if first else None
-        except ForeignCommitError:
-            foreign = first.metadata if first else None
-        try:
-            done = DoneLog.decode(second.offset, second.metadata) if second else done
-        except ForeignCommitError:
-            foreign = second.metadata if second else None
+        mark, done, foreign = both_logs(first, second)
         committed = first.offset if first else None
         return cls(PartitionFacts(committed, mark, *bounds, second=done, topic_id=topic_id), foreign)
 

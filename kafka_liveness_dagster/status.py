@@ -10,12 +10,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core import commit_log
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.run_marks import run_of_client
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
+from kafka_liveness_dagster.kafka.answers import both_logs
 from kafka_liveness_dagster.kafka.witness import believed
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _check_identity(  # noqa: PLR0917
     ids = cluster.topic_ids({tp.topic for tp in known})
     facts = {}
     for tp in known:
-        mark, log, _ = _logs(first.get(tp), second.get(tp))
+        mark, log, _ = both_logs(first.get(tp), second.get(tp))
         facts[tp] = PartitionFacts(None, mark, 0, 0, log, topic_id=ids[tp.topic])
     for tp, one in (believed(facts, witness) if witness else facts).items():
         if not topics or tp.topic in topics:
@@ -170,24 +171,10 @@ def _check_identity(  # noqa: PLR0917
 def _partition(
     tp: TopicPartition, first: Commit | None, second: Commit | None, bounds: tuple[int, int]
 ) -> PartitionStatus:
-    mark, log, foreign = _logs(first, second)
+    mark, log, foreign = both_logs(first, second)
     outstanding = log.outstanding(mark.owed) if mark else ()
     seen = PartitionSnapshot(tp, first.offset if first else None, mark, bounds[1], outstanding, log_start=bounds[0])
     return PartitionStatus(seen, log, foreign)
-
-
-def _logs(first: Commit | None, second: Commit | None) -> tuple[LiveMark | None, DoneLog, str | None]:
-    """What both logs say of a partition, and the metadata that is not ours."""
-    mark, log, foreign = None, DoneLog(), None
-    try:
-        mark = LiveMark.decode(first.metadata) if first else None
-    except ForeignCommitError:
-        foreign = first.metadata if first else None
-    try:
-        log = DoneLog.decode(second.offset, second.metadata) if second else log
-    except ForeignCommitError:
-        foreign = second.metadata if second else None
-    return mark, log, foreign
 
 
 def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) -> tuple[str, ...]:

@@ -22,12 +22,14 @@ class Found:
         lost: what expired before it was processed.
         forgotten: what is owed again: the commit that said so was replaced, or the table has lost it.
         debts: what this consumer last wrote down as owed, of each partition it ever had.
+        topic_ids: of the topics as it first saw them.
     """
 
     jumped: list[OffsetRange] = field(default_factory=list)
     lost: list[OffsetRange] = field(default_factory=list)
     forgotten: list[OffsetRange] = field(default_factory=list)
     debts: dict[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
     def tell(self, tp: TopicPartition, resumed: Resumed, log: Logger) -> None:
         """A partition was settled."""

@@ -7,6 +7,7 @@ to the second log, which may not say of another life of the group what this one 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import TopicRecreatedError, check_log, recreated
 from kafka_liveness_dagster.failpoints import Failpoint, reach
-from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
 from kafka_liveness_dagster.kafka.witness import witnessed
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ class LiveLane:
         self.member = member
         self._cluster, self._live, self._log = cluster, live, log
         self._found, self._second = found, second
-        self._ids: dict[str, str] = {}
         self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
 
     def settle(self, poison: Collection[OffsetRange]) -> None:
@@ -85,7 +85,6 @@ class LiveLane:
             }
         )
         adopted = [tp for tp in sorted(arrived) if tp in self.member.owned]
-        self._ids.update({tp.topic: one.topic_id for tp, one in facts.items()})
         self._learn({tp: (facts[tp], resumed[tp]) for tp in adopted})
         for tp in adopted:
             reach(Failpoint.AFTER_TOKEN_COMMIT)
@@ -121,9 +120,9 @@ class LiveLane:
             TopicRecreatedError: the topic was made anew since they were planned: nobody knows whose records they are.
         """
         done = ", ".join(f"{tp}:{span}" for tp, span in spans.items())
-        self._check_identity(
-            spans, f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
-        )
+        outcome = f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
+        with suppress(BrokerUnreachableError):  # the commit itself waits for a broker that is away
+            self._check_identity(spans, outcome)
         handed_over = self.member.commit(spans, arrivals, waiting)
         if handed_over:
             told = "handed over before the commit, replayed by the new owner: %s"
@@ -183,6 +182,7 @@ class LiveLane:
 
     def _facts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
         facts = witnessed(self._cluster, self._live.group_id, partitions, self._witness)
+        self._identify({tp: one.topic_id for tp, one in facts.items()}, "nothing was written or committed")
         return {tp: replace(one, remembered=self._found.debts.get(tp, ())) for tp, one in facts.items()}
 
     def _learn(self, settled: Mapping[TopicPartition, tuple[PartitionFacts, Resumed]]) -> None:
@@ -205,8 +205,11 @@ class LiveLane:
         if not partitions:
             return
         ids = self._cluster.topic_ids({tp.topic for tp in partitions})
-        for tp in partitions:
-            was, now = self._ids.get(tp.topic, ""), ids[tp.topic]
+        self._identify({tp: ids[tp.topic] for tp in partitions}, outcome)
+
+    def _identify(self, ids: Mapping[TopicPartition, str], outcome: str) -> None:
+        for tp, now in ids.items():
+            was = self._found.topic_ids.setdefault(tp.topic, now)
             if was and now and was != now:
                 raise TopicRecreatedError(recreated(tp, was, now, "this run", outcome))
 
