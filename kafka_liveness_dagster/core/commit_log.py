@@ -94,11 +94,11 @@ class LiveMark:
         return len(self._text()) <= MAX_METADATA_BYTES
 
     def _text(self) -> str:
-        version = f"kl1 {self.mark.value} {self.run}"
-        if self.origin is not None:
-            version = f"kl2 {self.mark.value} {self.run} {self.origin}"
+        owed = _encode_spans(self.owed)
+        if self.origin is None:  # no table to ask, so nothing in it to be done again
+            return f"kl1 {self.mark.value} {self.run} {owed}".rstrip()
         again = "" if self.again is None else f" again {self.again}"
-        return f"{version} {_encode_spans(self.owed)}".rstrip() + again
+        return f"kl2 {self.mark.value} {self.run} {self.origin} {owed}".rstrip() + again
 
     @classmethod
     def decode(cls, metadata: str) -> LiveMark | None:

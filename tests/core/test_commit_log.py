@@ -37,7 +37,12 @@ MANY_SPANS = st.builds(  # up to 300 spans of 9 to 19 digits: around and beyond 
     st.integers(0, 300),
     st.integers(1, 10**6),
 )
-MARKS = st.builds(LiveMark, st.sampled_from(Mark), st.from_regex(r"[0-9a-f]{8}", fullmatch=True), WIDE_SPANS)
+ORIGINS = st.builds(Origin, st.integers(0, 2**62), st.from_regex(r"([A-Za-z0-9_-]{22})?", fullmatch=True))
+RUNS = st.from_regex(r"[0-9a-f]{8}", fullmatch=True)
+AGAIN = st.none() | st.builds(lambda at, count: Span(at, at + count), st.integers(0, 2**60), st.integers(1, 99))
+MARKS = st.builds(LiveMark, st.sampled_from(Mark), RUNS, WIDE_SPANS) | st.builds(
+    LiveMark, st.sampled_from(Mark), RUNS, WIDE_SPANS, AGAIN, ORIGINS
+)
 TEXTS = st.text() | st.from_regex(r"kl1 (running|released|done|paused)[ 0-9a-f,-]*")
 
 
@@ -96,7 +101,13 @@ def test_the_first_logs_text(mark, text):
 @given(MARKS)
 def test_a_mark_is_read_back_from_its_text(mark):
     """decode(encode(mark)) == mark."""
-    assert LiveMark.decode(mark.encode()) == mark
+    read = LiveMark.decode(mark.encode())
+    assert (read, read.origin) == (mark, mark.origin)
+
+
+def test_without_a_table_nothing_is_to_be_done_again():
+    """Only the two logs say what is done, and the second one is rewritten."""
+    assert LiveMark(Mark.RUNNING, RUN, (), Span(0, 120)).encode() == "kl1 running 0badcafe"
 
 
 @given(WIDE_SPANS | MANY_SPANS)

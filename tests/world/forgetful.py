@@ -128,9 +128,9 @@ class Forgetful:
         assert (self.committed(), self.owed()) == (120, [(70, 120)])
         assert self.offsets() == kept(0, 70)
 
-    def stranger_commits(self, offset, metadata=""):
+    def stranger_commits(self, offset, metadata="", *, of_second_log=False):
         """A program without any idea of us, in a group that has no member just now: a reset tool, kcat, a console."""
-        self._commit(self.group, offset, metadata)
+        self._commit(self.group + (".catch-up" if of_second_log else ""), offset, metadata)
 
     def stranger_joins(self):
         """A consumer with auto-commit that has the group's partitions for a while."""

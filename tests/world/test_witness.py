@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.group_commands import status
@@ -401,3 +402,22 @@ def test_status_names_a_topic_made_anew(forgetful, services):
     world.make_topic_anew(80)
     with pytest.raises(TopicRecreatedError, match=world.topic_id()):
         CliRunner().invoke(status, asked, catch_exceptions=False)
+
+
+def test_a_quarantined_offset_is_not_lost_to_a_second_log_of_an_earlier_life(forgetful):
+    """With the mode off too: what passed the live lane is processed, though that log says that it is done."""
+    world = forgetful()
+    world.grow_to(50)
+    world.stranger_commits(200, "kl1 done", of_second_log=True)
+    live = {"topics": [world.topic], "group_id": world.group, "max_poll_records": 20}
+    with world.kafka.consumer(**live) as consumer:
+        consumer.commit(consumer.poll(20.0))
+    poison = kl.OffsetRange(world.topic, 0, 20, 21)
+    with world.kafka.consumer(**live) as consumer:
+        consumer.quarantine(poison)
+        batch = consumer.poll(20.0)
+        assert batch.ranges[0].start == 21
+        consumer.commit(batch)
+    assert world.owed() == [(20, 21)]
+    with world.kafka.catch_up(group_id=world.group, ranges=[poison]) as lane:
+        assert lane.poll().ranges == (poison,)
