@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
-    from kafka_liveness_dagster.kafka.witness import Witness
 
 _RECENT_RUNS = 20
 _FOREIGN_LETTERS = 24  # of a foreign member's name: the sensor's cursor is small

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.limits import BrokerLimits
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
+    from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
     from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-    from kafka_liveness_dagster.kafka.witness import Witness
 
 EMBEDDED = "embedded"
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.answers import Commit, GroupMember
-    from kafka_liveness_dagster.kafka.witness import Witness
 
 
 class NoSuchGroupError(InvalidSettingError):

@@ -12,14 +12,16 @@ decides what follows is ``core.resume``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, intersection, size, union
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.core.accounts import Account
+    from collections.abc import Mapping
+
+    from kafka_liveness_dagster.core.accounts import Account, Accounts
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
@@ -33,6 +35,26 @@ class TopicRecreatedError(KafkaLivenessError):
 
 class RowsMissingError(KafkaLivenessError):
     """The table has lost rows of offsets that were committed: it was dropped, replaced or rolled back."""
+
+
+class Witness(Protocol):
+    """A table's ledger, or what a sink of the user's own says."""
+
+    @property
+    def target(self) -> str:
+        """The table's name, or the sink's."""
+
+    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
+        """What is there of these offsets, as of now; nothing is there of a partition that is left out.
+
+        None: it cannot be asked now, which says nothing of what is there.
+        """
+
+    def learn(self, accounts: Accounts) -> None:
+        """What the lane knows besides, to be told with its next writes: where its life began, what was lost."""
+
+    def believe(self, accounts: Accounts) -> None:
+        """All that is there of these partitions, by the commit logs: the witness could not tell."""
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from kafka_liveness_dagster.core.timeouts import Budget
+    from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.kafka.proof import Facts
-    from kafka_liveness_dagster.kafka.witness import Witness
 
 
 class PausedPartitionError(KafkaLivenessError):

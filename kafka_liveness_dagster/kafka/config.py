@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kafka_liveness_dagster.core.timeouts import Timeouts
-    from kafka_liveness_dagster.kafka.witness import Witness
+    from kafka_liveness_dagster.core.witnesses import Witness
 
 DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
 _FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"

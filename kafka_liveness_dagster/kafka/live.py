@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.commit_log import DoneLog
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.core.resume import Resumed
-    from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts, Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.config import LiveSettings
     from kafka_liveness_dagster.kafka.findings import Found
     from kafka_liveness_dagster.kafka.member import Member
     from kafka_liveness_dagster.kafka.second_log import SecondLog
-    from kafka_liveness_dagster.kafka.witness import Witness
 
 _FORGET_SECONDS = 60.0
 

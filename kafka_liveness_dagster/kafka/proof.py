@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kafka_liveness_dagster.core.offsets import Span
+    from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.witness import Witness
 
 Facts = dict[TopicPartition, PartitionFacts]
 

@@ -1,12 +1,12 @@
-"""Whom can a lane ask what is really there? The place the rows go to: both commit logs can be erased by anybody.
+"""What do all witnesses of a group say? Both commit logs, the broker, and last the place that the rows go to.
 
-The seam between the commit logs and the table, which never meet: a lane asks, and tells what it knows besides.
+The seam between the commit logs and the table, which never meet. Asks, and decides nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.offsets import Span
@@ -14,30 +14,9 @@ from kafka_liveness_dagster.core.offsets import Span
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kafka_liveness_dagster.core.accounts import Accounts
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts, Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
-
-
-class Witness(Protocol):
-    """A table's ledger, or what a sink of the user's own says."""
-
-    @property
-    def target(self) -> str:
-        """The table's name, or the sink's."""
-
-    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
-        """What is there of these offsets, as of now; nothing is there of a partition that is left out.
-
-        None: it cannot be asked now, which says nothing of what is there.
-        """
-
-    def learn(self, accounts: Accounts) -> None:
-        """What the lane knows besides, to be told with its next writes: where its life began, what was lost."""
-
-    def believe(self, accounts: Accounts) -> None:
-        """All that is there of these partitions, by the commit logs: the witness could not tell."""
 
 
 def witnessed(
