@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LONG = 1_000
 """Characters from which a text is compressed: a snapshot's summary is copied into every later metadata file."""
 _PACKED = "z:"
+_SPAN, _SIZED = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)"), re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
 _REST_UNKNOWN = "?"
 _TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)")
 _PARTITION = re.compile(
@@ -51,7 +52,7 @@ def encode(accounts: Accounts, *, complete: bool = True) -> str:
         words.append(f"{topic}/{next((accounts[tp].topic_id for tp in told if accounts[tp].topic_id), '')}")
         words += [f"{tp.partition}{_account(accounts[tp])}" for tp in told]
     text = " ".join(words)
-    return text if len(text) <= LONG else _PACKED + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return text if len(text) <= LONG else _packed(text)
 
 
 def decode(text: str) -> dict[TopicPartition, Account]:
@@ -94,6 +95,12 @@ def is_all(text: str) -> bool:
     return not unpacked(text).startswith(_REST_UNKNOWN)
 
 
+def _packed(text: str) -> str:
+    """Spans by their sizes, which are much alike in a batch: a third less of it is left."""
+    sizes = _SPAN.sub(lambda span: f"{span[1]}+{int(span[2]) - int(span[1])}", text)
+    return _PACKED + base64.b64encode(zlib.compress(sizes.encode(), 9)).decode()
+
+
 def unpacked(text: str) -> str:
     """The words of a text, compressed or not.
 
@@ -103,9 +110,10 @@ def unpacked(text: str) -> str:
     if not text.startswith(_PACKED):
         return text
     try:
-        return zlib.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True)).decode()
+        sizes = zlib.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True)).decode()
     except (binascii.Error, zlib.error, UnicodeDecodeError):
         raise _not_understood(text) from None
+    return _SIZED.sub(lambda span: f"{span[1]}-{int(span[1]) + int(span[2])}", sizes)
 
 
 def _spans(text: str | None, whole: str) -> tuple[Span, ...]:

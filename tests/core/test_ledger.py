@@ -69,6 +69,15 @@ def test_a_long_text_is_compressed():
     assert decode(encode(many)) == many
 
 
+@given(st.integers(0, 2**61), st.integers(1, 10**6))
+def test_what_is_compressed_is_told_by_sizes(start, size):
+    """Whatever the topic is called: only spans have sizes."""
+    spans = tuple(Span(start + 2 * n * size, start + (2 * n + 1) * size) for n in range(60))
+    held = {TopicPartition("etl-2024-01", p): Account(spans[:30], spans[30:], 7, ID) for p in range(3)}
+    assert encode(held).startswith("z:")
+    assert decode(encode(held)) == held
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
