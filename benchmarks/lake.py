@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.embedded import services
 from kafka_liveness_dagster.embedded.jars import jars_folder
+from kafka_liveness_dagster.spark.schema import create
 from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import DEFAULTS, group_id
 from kafka_liveness_dagster.spark.table import IcebergTable
@@ -68,8 +69,8 @@ class Lake:
     def new_table(self) -> IcebergTable:
         """An empty table as the package makes them, the same for every way to write."""
         table = IcebergTable(f"lake.bench.orders_{uuid4().hex[:8]}")
-        schema = self.session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS order_json").schema
-        table.create(self.session, schema)
+        row = self.session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS order_json")
+        create(table, row.limit(0), {})
         return table
 
     def timed(self, way: Callable[[IcebergTable], float], records: int) -> float:

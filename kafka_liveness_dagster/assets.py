@@ -110,22 +110,13 @@ def kafka_asset(
         spark_resource_key: of the :class:`SparkConnectResource`.
 
     Raises:
-        InvalidSettingError: a setting that no run could work with.
+        InvalidSettingError: settings that no run could work with, all of them, by name.
     """
-    settings = {key: value for key, value in locals().items() if key not in ("name", "topics", "event_jobs")}
+    settings = dict(locals())
 
     def decorate(transform: Callable[..., Any]) -> KafkaAsset:
         return KafkaAsset(
-            transform=transform,
-            name=name or transform.__name__,
-            topics=several(topics),
-            event_jobs=tuple(event_jobs),
-            **settings,
+            **{**settings, "name": getattr(transform, "__name__", None) if name is None else name}, transform=transform
         )
 
     return decorate
-
-
-def several(topics: str | Sequence[str]) -> tuple[str, ...]:
-    """One topic may be given without a list."""
-    return (topics,) if isinstance(topics, str) else tuple(topics)

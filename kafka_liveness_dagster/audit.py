@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.history import overlaps
+from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka.answers import both_logs

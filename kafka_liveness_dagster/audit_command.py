@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from kafka_liveness_dagster.arguments import GROUP, TABLE, TOPIC
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import size
 from kafka_liveness_dagster.reach import at_bootstrap_servers, at_spark, reached, session_at, with_command_config
@@ -31,9 +32,9 @@ class CannotAuditError(click.ClickException):
 
 
 @click.command()
-@click.argument("group")
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
-@click.option("--table", help="catalog.namespace.table, instead of the one that the group's commits name.")
+@click.argument("group", type=GROUP)
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
+@click.option("--table", type=TABLE, help="catalog.namespace.table, instead of the one that the group's commits name.")
 @at_bootstrap_servers
 @with_command_config
 @at_spark

@@ -17,9 +17,10 @@ from typing import Any, Literal
 import click
 
 from kafka_liveness_dagster import audit_command, group_commands
+from kafka_liveness_dagster.arguments import REMOTE, SERVERS, Seconds
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_SECONDS = Seconds(min=0, min_open=True)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -92,8 +93,8 @@ def down() -> None:
 
 
 @main.command()
-@click.option("--bootstrap-servers", default="embedded", show_default=True, help="The Kafka to look at, host:port.")
-@click.option("--spark-remote", default="embedded", show_default=True, help="The Spark to look at, sc://host:port.")
+@click.option("--bootstrap-servers", type=SERVERS, default="embedded", show_default=True, help="The Kafka to look at.")
+@click.option("--spark-remote", type=REMOTE, default="embedded", show_default=True, help="The Spark to look at.")
 @click.pass_context
 def doctor(context: click.Context, bootstrap_servers: str, spark_remote: str) -> None:
     """Check Java, jars, Kafka and its limits, Spark and the catalog; say what to do about what is wrong.
@@ -142,7 +143,7 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
 @click.option("--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take.")
 @click.option("--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take.")
 @click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
-@click.option("--bootstrap-servers", default="embedded", show_default=True, help="A Kafka of yours, host:port.")
+@click.option("--bootstrap-servers", type=SERVERS, default="embedded", show_default=True, help="A Kafka of yours.")
 @click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write verdict and events there.")
 @click.option("--picture", type=_FILE, callback=_writable, help="Draw them there, as SVG.")
 @click.pass_context

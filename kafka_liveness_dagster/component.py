@@ -14,19 +14,28 @@ from typing import Annotated, Any, Literal, cast
 
 import dagster as dg
 import docstring_parser
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from kafka_liveness_dagster.assets import kafka_asset, several
+from kafka_liveness_dagster.assets import kafka_asset
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.declared import named, refusal
+from kafka_liveness_dagster.kinds import AssetName, several
 from kafka_liveness_dagster.resources import KafkaLivenessResource
 from kafka_liveness_dagster.scaffold import KafkaAssetScaffolder, name_of
+from kafka_liveness_dagster.settings import KafkaAssetSettings
 from kafka_liveness_dagster.spark.query import query
 from kafka_liveness_dagster.spark_resource import SparkConnectResource
-from kafka_liveness_dagster.yaml_values import function, resource_of, section_of
+from kafka_liveness_dagster.yaml_values import anything_like, function, resource_of, section_of, setting_of
 
 _CODE = ("name", "on_event", "event_jobs", "backfill_policy")  # told otherwise, or only in Python
 _SETTINGS = signature(kafka_asset).parameters
+_KINDS = {
+    **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", *_CODE)},
+    "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's, unless given
+}
+_READ = setting_of(KafkaAssetSettings)  # as it is written: Dagster would make a number of the group "5"
 _TOLD = {one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params}
 _BATCH = re.compile(r"\bbatch\b", re.IGNORECASE)
 _TRANSFORMS = "give either sql (a SELECT over `batch`) or transform (`package.module:function`)"
@@ -47,9 +56,9 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     attribute. `kafka` and `spark` declare the two resources where the project has not.
     """
 
-    topics: str | Sequence[str] = _setting("topics")
-    group_id: str = _setting("group_id")
-    table: str | None = _setting("table")
+    topics: Annotated[str | Sequence[str], _READ] = _setting("topics")
+    group_id: Annotated[str, _READ] = _setting("group_id")
+    table: Annotated[str | None, _READ] = _setting("table")
     sink: Annotated[Callable[..., Any], dg.Resolver(function, model_field_type=str)] | None = _setting("sink")
     sql: str | None = Field(
         default=None,
@@ -63,34 +72,34 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         "`package.module:function`, or `.module:function` beside this file.",
         examples=[".transform:rows"],
     )
-    name: str | None = Field(
+    name: Annotated[str | None, _READ] = Field(
         default=None, description="Of the live asset, its folder's unless given; the others are named after it."
     )
-    max_poll_records: int | Literal["auto"] = _setting("max_poll_records")
-    batching: Literal["fair", "greedy"] = _setting("batching")
-    batches_in_flight: int | None = _setting("batches_in_flight")
-    max_batch_seconds: float | None = _setting("max_batch_seconds")
-    enable_parallel_rebalance: bool = _setting("enable_parallel_rebalance")
-    min_crash_lag: int = _setting("min_crash_lag")
-    max_owed_ranges: int | None = _setting("max_owed_ranges")
-    on_data_loss: Literal["raise", "skip"] = _setting("on_data_loss")
-    on_missing_rows: Literal["raise", "owe"] = _setting("on_missing_rows")
-    auto_offset_reset: Literal["earliest", "latest", "error"] = _setting("auto_offset_reset")
-    liveness: Literal["poll", "progress"] = _setting("liveness")
-    on_poison: Literal["raise", "quarantine"] = _setting("on_poison")
-    group_instance_id: str | None = _setting("group_instance_id")
-    max_lag: int | None = _setting("max_lag")
-    max_crash_lag_age_seconds: float | None = _setting("max_crash_lag_age_seconds")
-    idle_seconds: float = _setting("idle_seconds")
-    max_live_runs: int = _setting("max_live_runs")
-    auto_catch_up: bool = _setting("auto_catch_up")
-    ghost_after_seconds: float = _setting("ghost_after_seconds")
-    fail_ghost_runs: bool = _setting("fail_ghost_runs")
-    sensor_interval_seconds: int = _setting("sensor_interval_seconds")
-    sensor_status: dg.DefaultSensorStatus = _setting("sensor_status")
-    group_name: str | None = _setting("group_name")
-    kafka_resource_key: str = _setting("kafka_resource_key")
-    spark_resource_key: str = _setting("spark_resource_key")
+    max_poll_records: Annotated[int | Literal["auto"], _READ] = _setting("max_poll_records")
+    batching: Annotated[Literal["fair", "greedy"], _READ] = _setting("batching")
+    batches_in_flight: Annotated[int | None, _READ] = _setting("batches_in_flight")
+    max_batch_seconds: Annotated[float | None, _READ] = _setting("max_batch_seconds")
+    enable_parallel_rebalance: Annotated[bool, _READ] = _setting("enable_parallel_rebalance")
+    min_crash_lag: Annotated[int, _READ] = _setting("min_crash_lag")
+    max_owed_ranges: Annotated[int | None, _READ] = _setting("max_owed_ranges")
+    on_data_loss: Annotated[Literal["raise", "skip"], _READ] = _setting("on_data_loss")
+    on_missing_rows: Annotated[Literal["raise", "owe"], _READ] = _setting("on_missing_rows")
+    auto_offset_reset: Annotated[Literal["earliest", "latest", "error"], _READ] = _setting("auto_offset_reset")
+    liveness: Annotated[Literal["poll", "progress"], _READ] = _setting("liveness")
+    on_poison: Annotated[Literal["raise", "quarantine"], _READ] = _setting("on_poison")
+    group_instance_id: Annotated[str | None, _READ] = _setting("group_instance_id")
+    max_lag: Annotated[int | None, _READ] = _setting("max_lag")
+    max_crash_lag_age_seconds: Annotated[float | None, _READ] = _setting("max_crash_lag_age_seconds")
+    idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
+    max_live_runs: Annotated[int, _READ] = _setting("max_live_runs")
+    auto_catch_up: Annotated[bool, _READ] = _setting("auto_catch_up")
+    ghost_after_seconds: Annotated[float, _READ] = _setting("ghost_after_seconds")
+    fail_ghost_runs: Annotated[bool, _READ] = _setting("fail_ghost_runs")
+    sensor_interval_seconds: Annotated[int, _READ] = _setting("sensor_interval_seconds")
+    sensor_status: Annotated[dg.DefaultSensorStatus, _READ] = _setting("sensor_status")
+    group_name: Annotated[str | None, _READ] = _setting("group_name")
+    kafka_resource_key: Annotated[str, _READ] = _setting("kafka_resource_key")
+    spark_resource_key: Annotated[str, _READ] = _setting("spark_resource_key")
     kafka: Annotated[
         KafkaLivenessResource | None,
         dg.Resolver(
@@ -116,10 +125,20 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         description="Declares the project's Spark resource; left out, it is declared elsewhere.",
     )
 
+    def __init__(self, **told: Any) -> None:
+        name = told.get("name")
+        whose = named("asset", name) if name is not None else named("the component of group", told.get("group_id"))
+        known = _KINDS.keys() - ({"name"} if name is None else ())
+        KafkaAssetSettings.check_some({one: told[one] for one in told if one in known}, whose)
+        try:
+            super().__init__(**told)
+        except ValidationError as error:
+            raise refusal(error, type(self).model_fields, whose) from None
+
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """What the YAML may hold; both ``dg check yaml`` and loading tell file and line of what it may not."""
-        return _with_one_transform(cls.model())
+        """What the YAML may hold; ``dg check yaml`` tells file and line of what it may not."""
+        return _yaml_of(cls.model())
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -189,8 +208,8 @@ def _check_transform(sql: str | None, transform: object) -> None:
 
 
 @cache
-def _with_one_transform(model: type[BaseModel]) -> type[BaseModel]:
-    """The model of the YAML, refusing what has no transform or two."""
+def _yaml_of(model: type[BaseModel]) -> type[BaseModel]:
+    """The model of the YAML, refusing what has no transform or two; ``KafkaAssetSettings`` checks the settings."""
     # in JSON Schema, for `dg check yaml` and editors: without transform an sql, and beside sql no transform
     one_transform = [
         {"if": {"required": ["transform"]}, "else": {"required": ["sql"]}},
@@ -198,7 +217,7 @@ def _with_one_transform(model: type[BaseModel]) -> type[BaseModel]:
     ]
     extra = {**cast("dict[str, Any]", model.model_config["json_schema_extra"]), "allOf": one_transform}
 
-    class KafkaAssetComponentModel(model):  # type: ignore[misc, valid-type]
+    class WithOneTransform(model):  # type: ignore[misc, valid-type]
         model_config = ConfigDict(json_schema_extra=extra)
 
         @model_validator(mode="after")
@@ -206,4 +225,5 @@ def _with_one_transform(model: type[BaseModel]) -> type[BaseModel]:
             _check_transform(self.sql, self.transform)
             return self
 
-    return KafkaAssetComponentModel
+    settings: dict[str, Any] = {name: (kind, model.model_fields[name]) for name, kind in anything_like(_KINDS).items()}
+    return create_model("KafkaAssetComponentModel", __base__=WithOneTransform, **settings)

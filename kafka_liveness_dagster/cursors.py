@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ValidationError
 
-from kafka_liveness_dagster.core.watch import GroupState, Memory
+from kafka_liveness_dagster.core.ghosts import Absence
+from kafka_liveness_dagster.core.watch import MAX_ABSENT, GroupState, Memory
 
 _LETTERS = 9  # of a departure: the run's 8, and how it left
 
@@ -32,8 +33,9 @@ class GroupCursor(BaseModel, frozen=True):
     told: str = ""
     dealt: str = ""
     rebalancing_since: float | None = None
-    absent: dict[str, int] = {}
+    absent: dict[str, tuple[int, int, int | None, bool]] = {}
     forgotten: tuple[str, ...] = ()
+    looked_at: float = 0.0
 
     @property
     def memory(self) -> Memory | None:
@@ -41,7 +43,9 @@ class GroupCursor(BaseModel, frozen=True):
         if self.state is None:
             return None
         told = tuple(self.told[at : at + _LETTERS] for at in range(0, len(self.told), _LETTERS))
-        return Memory(self.state, self.members, told, self.dealt, self.rebalancing_since, self.absent, self.forgotten)
+        absent = {run: Absence(*one) for run, one in self.absent.items()}
+        seen = (self.state, self.members, told, self.dealt, self.rebalancing_since)
+        return Memory(*seen, absent, self.forgotten, self.looked_at)
 
     @classmethod
     def of(
@@ -59,8 +63,9 @@ class GroupCursor(BaseModel, frozen=True):
             told="".join(memory.told),
             dealt=memory.dealt,
             rebalancing_since=memory.rebalancing_since,
-            absent={run: int(since) for run, since in memory.absent.items()},
+            absent=dict(list(map(_absence, memory.absent.items()))[-MAX_ABSENT:]),  # the oldest are the last
             forgotten=memory.forgotten,
+            looked_at=round(memory.looked_at),
         )
 
     @classmethod
@@ -74,3 +79,8 @@ class GroupCursor(BaseModel, frozen=True):
     def encode(self) -> str:
         """The cursor as Dagster stores it."""
         return self.model_dump_json(exclude_defaults=True)
+
+
+def _absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, int | None, bool]]:
+    run, one = found
+    return run, (int(one.since), int(one.heard), one.beat, one.told)

@@ -117,10 +117,14 @@ class Flight(deque[InFlight]):
         began_at, self._landed_at = max(self.popleft().began_at, self._landed_at), time.monotonic()
         return self._landed_at - began_at
 
-    def cancel(self) -> None:
-        """Caller: the watchdog's thread. Affects: the Spark jobs of all batches; does not wait for them."""
+    def cancel(self, is_open: Callable[[Batch], bool]) -> None:
+        """Cancel what is fenced, and no batch of the membership after it.
+
+        Caller: a thread of the watchdog's. Affects: the Spark jobs of batches; does not wait for them.
+        """
         for one in tuple(self):
-            one.job.cancel(timeout_seconds=0.0)
+            if not is_open(one.batch):
+                one.job.cancel(timeout_seconds=0.0)
 
     def land_what_can(self, may_wait: Callable[[], None], land: Callable[[], None]) -> None:
         """Land, oldest first, until one failed or ``may_wait`` raises: no other member shall do it again.

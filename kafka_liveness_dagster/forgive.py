@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.group_ids import check_group_id
+from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, intersection, size
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition

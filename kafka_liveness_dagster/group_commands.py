@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from kafka_liveness_dagster.arguments import GROUP, RANGE, TABLE, TEXT, TOPIC, Seconds
 from kafka_liveness_dagster.reach import at_bootstrap_servers, at_spark, reached, session_at, with_command_config
 
 if TYPE_CHECKING:
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.spark.ledger import TableLedger
 
-_EVERY = click.FloatRange(min=0.2)
+_EVERY = Seconds(min=0.2)
 
 
 @click.command()
-@click.argument("group")
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
+@click.argument("group", type=GROUP)
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @at_bootstrap_servers
 @with_command_config
-@click.option("--table", help="catalog.namespace.table: ask it too whether the topic was made anew.")
+@click.option("--table", type=TABLE, help="catalog.namespace.table: ask it too whether the topic was made anew.")
 @at_spark
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", type=_EVERY, is_flag=False, flag_value=2.0, help="Look every 2 (or so many) s until Ctrl-C.")
@@ -80,10 +81,12 @@ def status(
 
 
 @click.command()
-@click.argument("group")
-@click.argument("ranges", nargs=-1, required=True, metavar="RANGE...")
-@click.option("--reason", required=True, help="Why nobody will process them; kept in Dagster.")
-@click.option("--asset", help="The crash lag asset, like orders_crash_lag, when Dagster knows several or none.")
+@click.argument("group", type=GROUP)
+@click.argument("ranges", type=RANGE, nargs=-1, required=True, metavar="RANGE...")
+@click.option("--reason", type=TEXT, required=True, help="Why nobody will process them; kept in Dagster.")
+@click.option(
+    "--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster knows several or none."
+)
 @at_bootstrap_servers
 @with_command_config
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -14,6 +14,8 @@ from kafka_liveness_dagster.metadata import counted, number, range_metadata, ran
 from kafka_liveness_dagster.partitions import key_of, range_of
 from kafka_liveness_dagster.pipeline import Pipeline
 from kafka_liveness_dagster.runs import CAUSE_TAG, lane_tags
+from kafka_liveness_dagster.signs import SignsOfLife
+from kafka_liveness_dagster.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
 def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """One run of the live lane: batches until no new data comes, or the run's own budget is nearly spent."""
-    context.instance.add_run_tags(context.run.run_id, lane_tags(asset.group_id, "live"))
+    with SignsOfLife(context, lane_tags(asset.group_id, "live")):
+        return _live(asset, context)
+
+
+def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
     pipeline = Pipeline.of(asset, context)
     with pipeline.kafka.consumer(
         topics=asset.topics,
@@ -46,7 +52,7 @@ def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg
         witness=pipeline.witness,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
-        next_batch = _until_idle(consumer, asset.idle_seconds)
+        next_batch = _until_idle(consumer, asset.idle_seconds, Waiting(consumer, context))
         tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
         lag = _lag_at_end(consumer)
     reach(Failpoint.BEFORE_MATERIALIZATION)
@@ -66,7 +72,11 @@ def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg
 
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
     """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
-    context.instance.add_run_tags(context.run.run_id, lane_tags(asset.group_id, "catch-up"))
+    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")):
+        _catch_up(asset, context)
+
+
+def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
     pipeline = Pipeline.of(asset, context)
     asked = {key: range_of(key) for key in context.partition_keys}
     with pipeline.kafka.catch_up(
@@ -93,8 +103,8 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -
         context.add_asset_metadata(told, partition_key=key)
 
 
-def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Source:
-    """Batches until none came for so long; the wait for a rebalance to let us in does not count as idle.
+def _until_idle(consumer: LivenessConsumer, idle_seconds: float, waiting: Waiting) -> Source:
+    """Batches until none came for so long; the wait for a rebalance to give us a part does not count as idle.
 
     Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has landed
     makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
@@ -105,8 +115,11 @@ def _until_idle(consumer: LivenessConsumer, idle_seconds: float) -> Source:
             if ahead:
                 return consumer.poll(0, max_records, min_records=max_records)
             batch = consumer.poll(idle_seconds, max_records)
-            if batch is not None or consumer.joined:
+            if batch is not None:
+                waiting.ended()
                 return batch
+            if not waiting.goes_on():
+                return None
         return None
 
     return next_batch

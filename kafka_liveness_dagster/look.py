@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.membership import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
 from kafka_liveness_dagster.kafka.witness import believed
 from kafka_liveness_dagster.partitions import range_of
-from kafka_liveness_dagster.runs import FENCED_TAG, lane_tags
+from kafka_liveness_dagster.runs import lane_tags, unfinished
+from kafka_liveness_dagster.runs_seen import asked_again, by_lane, newest_first, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,10 +43,15 @@ _STATES = {
 
 @dataclass(frozen=True)
 class GroupLook:
-    """A group and the newest live runs that Dagster knows of it, newest first."""
+    """A group, the newest live runs that Dagster knows of it and all that are in progress, newest first.
+
+    Attributes:
+        catch_up: the runs of the other lane that are in progress.
+    """
 
     snapshot: GroupSnapshot
     records: Sequence[dg.RunRecord]
+    catch_up: Sequence[dg.RunRecord] = ()
 
     @classmethod
     def of(
@@ -75,13 +81,15 @@ class GroupLook:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
             TopicRecreatedError: the offsets are of a topic that was deleted.
         """
-        records = instance.get_run_records(
+        in_progress = by_lane(instance.get_run_records(unfinished(group_id)))
+        recent = instance.get_run_records(
             dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
         )
+        records = newest_first(recent, in_progress["live"])
         partitions, group = _asked(cluster, group_id, topics, witness, must_ask=must_ask)
-        runs = {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
-        seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs)
-        return cls(replace(seen, runs={**runs, **_said_meanwhile(instance, seen, records)}), records)
+        seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs_of(records))
+        seen = replace(seen, catch_up=runs_of(in_progress["catch-up"]))
+        return cls(asked_again(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])
 
     @cached_property
     def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
@@ -103,26 +111,8 @@ class GroupLook:
 
     def run(self, mark: str | None) -> dg.DagsterRun | None:
         """The run of a mark, None when Dagster does not list it any more."""
-        return next((r.dagster_run for r in self.records if run_mark(r.dagster_run.run_id) == mark), None)
-
-
-def _said_meanwhile(
-    instance: dg.DagsterInstance, seen: GroupSnapshot, records: Sequence[dg.RunRecord]
-) -> dict[str, Run]:
-    """The runs at work that are no members, with why: one that left between the two looks said so before it left."""
-    members = {member.name for member in seen.known}
-    out = {
-        run_mark(record.dagster_run.run_id): record.dagster_run.run_id
-        for record in records
-        if not record.dagster_run.is_finished
-    }
-    away = [run_id for mark, run_id in out.items() if mark not in members]
-    found = instance.get_runs(dg.RunsFilter(run_ids=away)) if away else []
-    return {
-        mark: replace(seen.runs[mark], fenced=run.tags.get(FENCED_TAG, ""))
-        for run in found
-        if (mark := run_mark(run.run_id)) in seen.runs
-    }
+        known = (record.dagster_run for record in (*self.records, *self.catch_up))
+        return next((run for run in known if run_mark(run.run_id) == mark), None)
 
 
 def _asked(
@@ -188,17 +178,3 @@ def _member(member: GroupMember) -> MemberSeen:
     run = run_of_client(member.client_id)
     name = run or f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS]
     return MemberSeen(member.member_id, name, member.partitions, run is None, member.group_instance_id is not None)
-
-
-def _run(run: dg.DagsterRun) -> Run:
-    return Run(fate(run), run.tags.get(FENCED_TAG, ""), run.status is dg.DagsterRunStatus.STARTED)
-
-
-def fate(run: dg.DagsterRun) -> RunFate:
-    """What became of a run."""
-    if not run.is_finished:
-        return RunFate.CANCELING if run.status is dg.DagsterRunStatus.CANCELING else RunFate.IN_PROGRESS
-    return {
-        dg.DagsterRunStatus.SUCCESS: RunFate.SUCCEEDED,
-        dg.DagsterRunStatus.CANCELED: RunFate.CANCELED,
-    }.get(run.status, RunFate.FAILED)

@@ -4,7 +4,6 @@
 
 import warnings
 from collections.abc import Container
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -17,7 +16,6 @@ from kafka_liveness_dagster.sensors import build_group_sensor
 from kafka_liveness_dagster.settings import KafkaAssetSettings
 
 
-@dataclass(frozen=True, kw_only=True)
 class KafkaAsset(KafkaAssetSettings):
     """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function, and its settings.
 

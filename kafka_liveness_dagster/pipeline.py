@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError
+import dagster as dg
+
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
@@ -24,7 +25,6 @@ from kafka_liveness_dagster.spark.sink import SinkWitness
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import dagster as dg
     from pyspark.sql import DataFrame
 
     from kafka_liveness_dagster.core.fairness import Batch
@@ -44,8 +44,9 @@ class Lane(Protocol):
     def check(self) -> None: ...  # noqa: D102
     def heartbeat(self) -> None: ...  # noqa: D102
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
+    def is_open(self, batch: Batch) -> bool: ...  # noqa: D102
     def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
-    def before_revoke(self, finish: Callable[[], None]) -> None: ...  # noqa: D102
+    def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
 
 
 class Source(Protocol):
@@ -60,8 +61,7 @@ class Pipeline:
     """Kafka, a transform from a DataFrame of one batch to the rows to keep, and a table or a sink of the user's own.
 
     Attributes:
-        table: ``catalog.namespace.table`` of the Iceberg table; empty where there is a sink.
-        sink: what is called with each batch instead.
+        table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each batch.
         most_records: at most so many offsets in a batch; ``auto``: their number follows what batches take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
@@ -117,8 +117,8 @@ class Pipeline:
             def land() -> None:
                 pace.in_time(flight[0].batch, self._land(flight, lane, tally, log))
 
-            lane.on_fence(flight.cancel)
-            lane.before_revoke(lambda: flight.land_what_can(lane.check, land))
+            lane.on_fence(lambda: flight.cancel(lane.is_open))
+            lane.before_revoke(lambda may_wait: flight.land_what_can(may_wait, land))
             while self._fill(flight, next_batch, lane, pace, log):
                 batch = flight[0].batch
                 try:
@@ -188,18 +188,14 @@ class Pipeline:
         from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415
         from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
 
         session, options = self.spark.session(), self.kafka.settings().spark()
         job = SparkJob(session, *self._listeners(batch, lane, log))
 
-        def frame() -> DataFrame:
-            rows = self.transform(read(session, batch.ranges, options))
-            if rows is None:
-                name = getattr(self.transform, "__qualname__", "the transform")
-                raise InvalidSettingError(f"{name} returned None instead of a DataFrame: is its `return` missing?")
-            return rows
+        passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
+        frame = Transformed(self.transform, session, batch.ranges, options, passed)
 
         def may_go_on() -> None:
             lane.check()

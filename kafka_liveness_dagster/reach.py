@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from kafka_liveness_dagster.arguments import REMOTE, SERVERS
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 at_bootstrap_servers = click.option(
-    "--bootstrap-servers", default="embedded", show_default=True, help="The Kafka the group is at, host:port."
+    "--bootstrap-servers",
+    type=SERVERS,
+    default="embedded",
+    show_default=True,
+    help="The Kafka the group is at.",
 )
 with_command_config = click.option(
     "--command-config",
@@ -28,7 +33,11 @@ with_command_config = click.option(
     help="File of `name=value` lines: librdkafka's security settings, like sasl.mechanism=PLAIN.",
 )
 at_spark = click.option(
-    "--spark", default="embedded", show_default=True, help="The Spark Connect to ask, sc://host:port/;token=…"
+    "--spark",
+    type=REMOTE,
+    default="embedded",
+    show_default=True,
+    help="The Spark Connect to ask, sc://host:port/;token=…",
 )
 
 
@@ -39,7 +48,11 @@ def reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSetti
     from kafka_liveness_dagster.kafka.config import KafkaSettings  # noqa: PLC0415
 
     if bootstrap_servers != "embedded":
-        return KafkaSettings.of_properties(bootstrap_servers, command_config or ())
+        try:
+            return KafkaSettings.of_properties(bootstrap_servers, command_config or ())
+        except (InvalidSettingError, UnicodeDecodeError) as error:
+            told = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise click.BadParameter(told, param_hint="--command-config") from None
     found = services.running()
     if found is None or not found.bootstrap_servers:
         raise InvalidSettingError(

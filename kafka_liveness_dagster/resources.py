@@ -5,15 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import Field
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive
+from kafka_liveness_dagster.declared import checked, resolved
+from kafka_liveness_dagster.kafka.config import DEFAULT_MAX_POLL_RECORDS, KafkaSettings, LiveSettings
+from kafka_liveness_dagster.kinds import EMBEDDED
 from kafka_liveness_dagster.runs import Context, budget_of, link_of
-from kafka_liveness_dagster.secured import SecuredKafkaResource, resolved
+from kafka_liveness_dagster.secured import SecuredKafkaResource
+from kafka_liveness_dagster.settings import CatchUpSettings, ConsumerSettings, KafkaResourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +28,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-
-EMBEDDED = "embedded"
 
 with suppress(PackageNotFoundError):  # a folder that was copied, not installed, has no version to tell
     DagsterLibraryRegistry.register(
@@ -37,6 +38,8 @@ with suppress(PackageNotFoundError):  # a folder that was copied, not installed,
 
 class KafkaLivenessResource(SecuredKafkaResource):
     """A Kafka cluster, and consumers on it whose poll interval is their run's budget."""
+
+    checked_by: ClassVar[type[KafkaResourceSettings]] = KafkaResourceSettings
 
     bootstrap_servers: str = Field(
         default=EMBEDDED,
@@ -63,6 +66,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         default_factory=dict, repr=False, description="Further librdkafka settings; none that has a field of its own."
     )
 
+    @checked(ConsumerSettings)
     def consumer(
         self,
         *,
@@ -110,12 +114,11 @@ class KafkaLivenessResource(SecuredKafkaResource):
             BrokerUnreachableError: no broker answered within seconds.
         """
         from kafka_liveness_dagster.core.resume import ResumePolicy  # noqa: PLC0415
-        from kafka_liveness_dagster.kafka.config import DEFAULT_MAX_POLL_RECORDS, LiveSettings  # noqa: PLC0415
         from kafka_liveness_dagster.kafka.consumer import LivenessConsumer  # noqa: PLC0415 - confluent_kafka stays lazy
 
         jumps = enable_parallel_rebalance
         live = LiveSettings(
-            tuple(topics) if not isinstance(topics, str) else (topics,),
+            tuple(topics),
             group_id,
             DEFAULT_MAX_POLL_RECORDS if max_poll_records is None else max_poll_records,
             ResumePolicy(jumps, auto_offset_reset, min_crash_lag, max_owed_ranges, on_data_loss, on_missing_rows),
@@ -128,9 +131,10 @@ class KafkaLivenessResource(SecuredKafkaResource):
         limits = self.cluster().broker_limits()
         timeouts = self._timeouts(budget, group_id, limits)
         self.settings().check(timeouts)
-        seconds = limits.renew_seconds
-        return LivenessConsumer(self.settings(), replace(live, renew_seconds=seconds), timeouts, link_of(context))
+        link = link_of(context, away_seconds=(timeouts.process_ms + timeouts.session_ms) / 1000)
+        return LivenessConsumer(self.settings(), replace(live, renew_seconds=limits.renew_seconds), timeouts, link)
 
+    @checked(CatchUpSettings)
     def catch_up(
         self,
         *,
@@ -153,6 +157,9 @@ class KafkaLivenessResource(SecuredKafkaResource):
             on_data_loss: owed offsets that expired are an error (``raise``), or are recorded as done and found in
                 ``lost``.
             witness: who knows what is really there; else both commit logs alone are asked.
+
+        Raises:
+            InvalidSettingError: a setting that is none.
         """
         from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer  # noqa: PLC0415 - stays lazy
 
@@ -185,8 +192,6 @@ class KafkaLivenessResource(SecuredKafkaResource):
 
     def settings(self) -> KafkaSettings:
         """The addresses and security settings; starts the embedded broker when it is the one meant."""
-        from kafka_liveness_dagster.kafka.config import KafkaSettings  # noqa: PLC0415 - stays lazy
-
         servers = resolved(self.bootstrap_servers)
         security = self.security()
         if servers == EMBEDDED:
@@ -195,4 +200,4 @@ class KafkaLivenessResource(SecuredKafkaResource):
             if security.client():
                 raise InvalidSettingError("the embedded broker knows no security: name yours with bootstrap_servers")
             servers = services.ensure(which=("kafka",)).bootstrap_servers
-        return KafkaSettings(servers, self.extra, security)
+        return KafkaSettings(servers, {name: resolved(value) for name, value in self.extra.items()}, security)

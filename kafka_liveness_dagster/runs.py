@@ -5,18 +5,26 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import dagster as dg
 
+from kafka_liveness_dagster import host
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.names import shown
+from kafka_liveness_dagster.core.processes import Sign
+from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.core.timeouts import Budget, first_budget
 
 if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.processes import Process
     from kafka_liveness_dagster.kafka.link import RunLink
 
 MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
@@ -24,9 +32,13 @@ GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/cause"
 FENCED_TAG = "kafka_liveness/fenced"
+WAITS_TAG = "kafka_liveness/waits_for"
+PROCESS_TAG = "kafka_liveness/process"
+AWAY_TAG = "kafka_liveness/away_seconds"
 PARTITION_TAG = "dagster/partition"
 _MAX_RUNTIME = "dagster/max_runtime"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+_telling = threading.Lock()  # Dagster reads all tags and writes them back: what two threads told would be one's
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 
@@ -36,22 +48,43 @@ def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str
     return {GROUP_TAG: group_id, LANE_TAG: lane}
 
 
+def unfinished(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:
+    """The runs of a group, or of one of its lanes, that are queued, starting or at work."""
+    at_work = [status for status in dg.DagsterRunStatus if status not in _OVER]
+    return dg.RunsFilter(tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work)
+
+
 def runs_in_progress(instance: dg.DagsterInstance, group_id: str, lane: Literal["live", "catch-up"]) -> int:
     """How many runs of a lane are queued, starting or at work."""
-    at_work = [status for status in dg.DagsterRunStatus if status not in _OVER]
-    return instance.get_runs_count(dg.RunsFilter(tags=dict(lane_tags(group_id, lane)), statuses=at_work))
+    return instance.get_runs_count(unfinished(group_id, lane))
 
 
-def link_of(context: Context) -> RunLink:
-    """The link by which a consumer's watchdog follows its run; says once when only we keep the run's time limit."""
+def tell(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str]) -> None:
+    """Let others see something of a run that goes on."""
+    with _telling:
+        instance.add_run_tags(run_id, tags)
+
+
+def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
+    """The link by which a consumer's watchdog follows its run; says once when only we keep the run's time limit.
+
+    Args:
+        context: the op's or asset's.
+        away_seconds: how long the run may be out of its group before it must be taken for lost, for others to know.
+    """
     from kafka_liveness_dagster.kafka.link import RunLink, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
 
     run = _run_of(context)
     if context is None or run is None:
         run_id = uuid4().hex
         return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
-    if run.tags.get(FENCED_TAG):  # an earlier consumer's of this run, or of the run that this one repeats
-        context.instance.add_run_tags(run.run_id, {FENCED_TAG: ""})
+    told = {FENCED_TAG: ""} if run.tags.get(FENCED_TAG) else {}  # an earlier consumer's, or of the run this one repeats
+    if away_seconds is not None:
+        told[AWAY_TAG] = f"{away_seconds:g}"
+    if sign_of(run).process is None:  # an op of the user's own
+        told[PROCESS_TAG] = Sign(run_mark(run.run_id), None, worker_process(context)).encode()
+    if told:
+        tell(context.instance, run.run_id, told)
     remaining = _run_remaining(context)
     if remaining is not None and not context.instance.run_monitoring_enabled:
         _warn_unenforced(context, run)
@@ -62,9 +95,22 @@ def link_of(context: Context) -> RunLink:
         None if remaining is None else now_ms() + round(remaining * 1000),
         context.log,
         is_step=_is_step(context),
-        tell=lambda why: context.instance.add_run_tags(run.run_id, {FENCED_TAG: why}),
+        tell=lambda why: tell(context.instance, run.run_id, {FENCED_TAG: why}),
         catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
     )
+
+
+def sign_of(run: dg.DagsterRun) -> Sign:
+    """What a run said of itself, if it did."""
+    return Sign.decode(run.tags.get(PROCESS_TAG, ""), run_mark(run.run_id))
+
+
+def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Process | None:
+    """The process whose end is the run's; of a step in a process of its own the one that started it."""
+    if not _is_step(context):
+        return host.process(os.getpid())
+    starter = multiprocessing.parent_process()
+    return host.process(starter.pid) if starter is not None and starter.pid else None
 
 
 def _is_step(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
@@ -124,9 +170,12 @@ def _seconds(source: Any, owner: str, name: str = MAX_BATCH_SECONDS) -> float | 
     value = source.get(name)
     value = getattr(value, "value", value)  # metadata may be wrapped in a MetadataValue
     try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError):
-        raise InvalidSettingError(f"{owner} {name} is {value!r}: wanted a number of seconds") from None
+        seconds = None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if seconds is not None and not math.isfinite(seconds):
+        raise InvalidSettingError(f"{owner} {name} is {shown(value)}: wanted a number of seconds")
+    return seconds
 
 
 def _state(instance: dg.DagsterInstance, run_id: str) -> RunState:

@@ -57,4 +57,4 @@ def name_of(folder: Path) -> str:
     >>> name_of(Path("defs/web-orders"))
     'web_orders'
     """
-    return re.sub(r"\W", "_", folder.name)
+    return re.sub(r"\W", "_", folder.name, flags=re.ASCII)

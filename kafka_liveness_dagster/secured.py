@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.declared import CheckedResource, resolved
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.security import Security
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
 _SECRETS = ("sasl_password", "ssl_key_password")
 
 
-class SecuredKafkaResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class SecuredKafkaResource(CheckedResource):
     """The security settings of a Kafka cluster, for librdkafka and for Spark's Kafka source alike."""
 
-    # extra: a misspelt setting would quietly be another cluster's, or no security; errors do not show what was given
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    # str and not Literal: dg.EnvVar fits no Literal. What is wrong is said by `Security`
+    # str and not Literal: dg.EnvVar fits no Literal
     security_protocol: str = Field(default="PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.")
     sasl_mechanism: str | None = Field(default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.")
     sasl_username: str | None = Field(default=None, description="The user, or the key of a managed cluster.")
@@ -64,21 +62,6 @@ class SecuredKafkaResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             InvalidSettingError: settings that contradict each other, or a file without what it should hold.
         """
-        from kafka_liveness_dagster.kafka.security import NAMES, Security  # noqa: PLC0415 - kafka stays lazy
+        from kafka_liveness_dagster.kafka.security import NAMES, Security  # noqa: PLC0415 - only where it is used
 
         return Security(**{name: resolved(getattr(self, name)) for name in NAMES})
-
-
-def resolved(value: Any) -> Any:
-    """The value of a field: Dagster looks environment variables up in a run, and nobody has in a script.
-
-    Raises:
-        InvalidSettingError: the variable is not set.
-    """
-    if not isinstance(value, dg.EnvVar):
-        return value
-    if (found := value.get_value()) is None:
-        raise InvalidSettingError(
-            f"environment variable {value.env_var_name} is not set, and the Kafka resource needs it"
-        )
-    return found

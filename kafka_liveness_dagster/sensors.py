@@ -1,43 +1,41 @@
 """What does a consumer group need now? A sensor that looks, tells what it saw, adds partitions and requests runs.
 
-Level-triggered: every tick computes from the group's members, both commit logs, the log ends and Dagster's own
-runs; its memory only keeps it from telling a thing twice. It never joins and never commits, and doing a tick twice
-changes nothing.
+Level-triggered: every tick computes from the group's members, both commit logs, the log ends and Dagster's own runs;
+its memory only keeps it from telling a thing twice. It never joins nor commits; a tick done twice changes nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
 from kafka_liveness_dagster.checks import news
-from kafka_liveness_dagster.core.events import CrashLagFound, GhostFound, GroupEvent
-from kafka_liveness_dagster.core.membership import RunFate, restart_delay_seconds, wants_live_run
+from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.watch import changes
 from kafka_liveness_dagster.cursors import GroupCursor
+from kafka_liveness_dagster.declared import checked
+from kafka_liveness_dagster.ghosts import Ghosts, free_slots
 from kafka_liveness_dagster.hooks import Answers, Hook
-from kafka_liveness_dagster.look import GroupLook, fate
-from kafka_liveness_dagster.metadata import told
+from kafka_liveness_dagster.look import GroupLook
 from kafka_liveness_dagster.observations import group_observations, range_observation
 from kafka_liveness_dagster.partitions import is_key, new_keys, range_of
-from kafka_liveness_dagster.runs import CAUSE_TAG, PARTITION_TAG, lane_tags, runs_in_progress
+from kafka_liveness_dagster.run_requests import RunRequests
+from kafka_liveness_dagster.settings import SensorSettings
 from kafka_liveness_dagster.table_look import TableLook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from kafka_liveness_dagster.checks import GroupChecks
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 _OBSERVE_SECONDS = 60.0
-_RECENT_RUNS = 20
 
 
+@checked(SensorSettings)
 def build_group_sensor(
     *,
     name: str,
@@ -68,8 +66,10 @@ def build_group_sensor(
         crash_lag: the asset whose dynamic partitions mirror the owed ranges.
         crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
         max_live_runs: no run is requested while so many are in progress, or as many as there are partitions.
-        ghost_after_seconds: a run in progress that is no member of the group for so long is reported.
-        fail_ghost_runs: report such a run to Dagster as failed, too, so that another can take its place.
+        ghost_after_seconds: a run in progress of which nothing is seen for so long no longer counts; another is
+            requested. One whose process is gone for sure does not count at once, and is reported as failed.
+        fail_ghost_runs: report every run that no longer counts as failed, also where nobody can say whether its process
+            is gone.
         on_event: called with each event of ``core.events`` when it is first seen; what it returns is requested. A
             request without a ``run_key`` gets one of its event, so that a repeated tick starts nothing twice.
         event_jobs: jobs that ``on_event`` may request; with a single one, requests need not name it.
@@ -85,10 +85,13 @@ def build_group_sensor(
         name=name,
         group_id=group_id,
         topics=tuple(topics),
-        live_job_name=live_job.name,
+        requests=RunRequests(
+            group_id=group_id,
+            live_job_name=live_job.name,
+            crash_lag_job_name=getattr(crash_lag_job, "name", None),
+            max_live_runs=max_live_runs,
+        ),
         crash_lag=crash_lag,
-        crash_lag_job_name=getattr(crash_lag_job, "name", None),
-        max_live_runs=max_live_runs,
         ghost_after_seconds=ghost_after_seconds,
         fail_ghost_runs=fail_ghost_runs,
         answers=Answers(name, on_event, event_jobs[0].name if len(event_jobs) == 1 else None),
@@ -115,10 +118,8 @@ class _Watch:
     name: str
     group_id: str
     topics: tuple[str, ...]
-    live_job_name: str
+    requests: RunRequests
     crash_lag: dg.AssetsDefinition
-    crash_lag_job_name: str | None
-    max_live_runs: int
     ghost_after_seconds: float
     fail_ghost_runs: bool
     answers: Answers
@@ -137,7 +138,11 @@ class _Watch:
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
         observe = bool(events) or is_due or cursor.forgotten != memory.forgotten  # done now: the check may pass again
         answers, failed = self.answers.to(events, cursor, context.log)
-        wanted, why_not = self._live_runs(instance, look, now)
+        ghosts = Ghosts(look, memory.absent, now, self.ghost_after_seconds, always=self.fail_ghost_runs)
+        has_ended = ghosts.end(instance, f"sensor {self.name} of group {self.group_id}", context.log)
+        if existing and (has_ended or is_due):
+            free_slots(instance, self.crash_lag, now)
+        wanted, why_not = self.requests.live(instance, look, now, ghosts.live(self.requests.max_live_runs))
         missing = [key for key in existing if is_key(key) and key not in materialized]
         judged: Sequence[dg.AssetCheckEvaluation] = ()
         outcomes, checked_at = cursor.outcomes, cursor.checked_at
@@ -153,9 +158,7 @@ class _Watch:
                 cannot_tell=table.cannot_tell if table else "",
             )
             judged, outcomes, checked_at = news(judged, outcomes, checked_at, now)
-        runs = [*wanted, *self._catch_up_runs(instance, look, missing, now), *answers]
-        if self.fail_ghost_runs:
-            self._fail(instance, look, events)
+        runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
         return dg.SensorResult(
             run_requests=runs,
             skip_reason=None if runs else why_not + _odd(stray),
@@ -178,72 +181,16 @@ class _Watch:
     def _look(
         self, cluster: Cluster, instance: dg.DagsterInstance, table: TableLook | None, *, must_ask: bool = True
     ) -> GroupLook:
-        told, runs = (cluster, instance, self.group_id, self.topics), 3 * self.max_live_runs
+        told, runs = (cluster, instance, self.group_id, self.topics), 3 * self.requests.max_live_runs
         return GroupLook.of(*told, recent_runs=runs, witness=table, must_ask=must_ask)
-
-    def _live_runs(self, instance: dg.DagsterInstance, look: GroupLook, now: float) -> tuple[list[dg.RunRequest], str]:
-        """A live run, when one is wanted; and why not, when none is."""
-        seen = look.snapshot
-        in_progress = runs_in_progress(instance, self.group_id, "live")
-        failures, delayed = _delay(look.records, now)
-        wanted = wants_live_run(seen.partitions, seen.left, in_progress=in_progress, max_live_runs=self.max_live_runs)
-        if wanted and not delayed:
-            tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or "lag"}
-            return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
-        lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
-        why = "nothing to read"
-        if wanted:
-            why = f"waiting after {failures} failures in a row"
-        elif in_progress:
-            why = f"{in_progress} of {self.max_live_runs} already in progress"
-        return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets owed"
-
-    def _catch_up_runs(
-        self, instance: dg.DagsterInstance, look: GroupLook, missing: Sequence[str], now: float
-    ) -> list[dg.RunRequest]:
-        """The oldest missing partition's run, when nobody is catching up and it is not failing all the time."""
-        if self.crash_lag_job_name is None:
-            return []
-        owed = look.still_owed(missing, paused=False)
-        if not owed or runs_in_progress(instance, self.group_id, "catch-up"):
-            return []
-        tags = lane_tags(self.group_id, "catch-up")
-        records = instance.get_run_records(dg.RunsFilter(tags=dict(tags)), limit=_RECENT_RUNS)
-        if _delay(records, now)[1]:
-            return []
-        # A partition that fails every time must not keep the younger ones from being processed
-        failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed(records))
-        oldest = min(owed, key=lambda key: failed[key])
-        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags=tags)]
-
-    def _fail(self, instance: dg.DagsterInstance, look: GroupLook, events: Iterable[GroupEvent]) -> None:
-        for ghost in (event for event in events if isinstance(event, GhostFound)):
-            known = look.run(ghost.run)
-            run = instance.get_run_by_id(known.run_id) if known is not None else None
-            if run is not None and not run.is_finished:  # it may have ended since the look
-                instance.report_run_failed(run, f"{ghost} (group {self.group_id}): failed by sensor {self.name}")
 
     @property
     def _partitions_def(self) -> dg.DynamicPartitionsDefinition:
-        found = self.crash_lag.partitions_def
-        assert isinstance(found, dg.DynamicPartitionsDefinition)  # noqa: S101 - built by kafka_asset
-        return found
+        return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)  # SensorSettings has seen to it
 
     @property
     def _partitions_name(self) -> str:
         return self._partitions_def.name or ""
-
-
-def _delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
-    """How many of the newest runs failed in a row, and whether it is too early for the next one."""
-    failed = _failed(records)
-    since = now - (failed[0].end_time or now) if failed else 0.0
-    return len(failed), since < restart_delay_seconds(len(failed))
-
-
-def _failed(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
-    """The newest runs that failed in a row."""
-    return list(takewhile(lambda record: fate(record.dagster_run) is RunFate.FAILED, records))
 
 
 def _odd(stray: Sequence[str]) -> str:

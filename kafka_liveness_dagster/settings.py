@@ -1,103 +1,98 @@
-"""What was declared of a Kafka asset, and can a run work with it? Checks; builds nothing.
+"""What was declared of a Kafka asset, a sensor, a consumer, and could a run work with it? Builds nothing.
 
-The words are explained where they are given: :func:`kafka_asset`.
+Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset`,
+:func:`build_group_sensor`, :class:`KafkaLivenessResource`.
 """
 
-# No `from __future__ import annotations` here: what inherits from this is read by Dagster.
+# No `from __future__ import annotations` here: pydantic reads the annotations.
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 import dagster as dg
+from pydantic import Field, InstanceOf
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.group_ids import check_group_id
+from kafka_liveness_dagster import kinds
+from kafka_liveness_dagster.checks import GroupChecks
 from kafka_liveness_dagster.core.pace import AUTO_CEILING
-from kafka_liveness_dagster.hooks import Hook
-from kafka_liveness_dagster.spark.sink import Sink, name_of
+from kafka_liveness_dagster.declared import Declared
+from kafka_liveness_dagster.kafka.config import refusals
+from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
+from kafka_liveness_dagster.spark.sink import name_of
 
 MOST_IN_FLIGHT = 2
-_TABLE = re.compile(r"[^.\s]+(\.[^.\s]+){2,}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KafkaAssetSettings:
+class KafkaAssetSettings(Declared):
     """The settings of one ``@kafka_asset``.
 
     Raises:
-        InvalidSettingError: a setting that no run could work with.
+        InvalidSettingError: settings that no run could work with.
     """
 
-    transform: Callable[..., Any]
-    name: str
-    topics: tuple[str, ...]
-    group_id: str
-    table: str | None
-    sink: Sink | None
-    max_poll_records: int | Literal["auto"]
+    of: ClassVar[str] = "asset"
+    named_by: ClassVar[str] = "name"
+
+    transform: kinds.Called
+    name: kinds.AssetName
+    topics: kinds.OwedTopics
+    group_id: kinds.GroupId
+    table: kinds.Table | None
+    sink: kinds.ASink | None
+    max_poll_records: kinds.Records
     batching: Literal["fair", "greedy"]
-    batches_in_flight: int | None
-    max_batch_seconds: float | None
-    enable_parallel_rebalance: bool
-    min_crash_lag: int
-    max_owed_ranges: int | None
+    batches_in_flight: kinds.InFlight | None
+    max_batch_seconds: kinds.Budget | None
+    enable_parallel_rebalance: kinds.Flag
+    min_crash_lag: kinds.Offsets
+    max_owed_ranges: kinds.Count | None
     on_data_loss: Literal["raise", "skip"]
     on_missing_rows: Literal["raise", "owe"]
     auto_offset_reset: Literal["earliest", "latest", "error"]
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
-    group_instance_id: str | None
-    max_lag: int | None
-    max_crash_lag_age_seconds: float | None
-    idle_seconds: float
-    max_live_runs: int
-    auto_catch_up: bool
-    ghost_after_seconds: float
-    fail_ghost_runs: bool
-    on_event: Hook | None
-    event_jobs: tuple[Any, ...]
-    backfill_policy: dg.BackfillPolicy | None
-    sensor_interval_seconds: int
-    sensor_status: dg.DefaultSensorStatus
-    group_name: str | None
-    kafka_resource_key: str
-    spark_resource_key: str
+    group_instance_id: kinds.MemberId | None
+    max_lag: kinds.Lag | None
+    max_crash_lag_age_seconds: kinds.Seconds | None
+    idle_seconds: kinds.Seconds
+    max_live_runs: kinds.Count
+    auto_catch_up: kinds.Flag
+    ghost_after_seconds: kinds.Seconds
+    fail_ghost_runs: kinds.Flag
+    on_event: kinds.Called | None
+    event_jobs: kinds.Jobs
+    backfill_policy: kinds.Policy | None
+    sensor_interval_seconds: kinds.Count
+    sensor_status: kinds.SensorStatus
+    group_name: kinds.GroupName | None
+    kafka_resource_key: kinds.ResourceKey
+    spark_resource_key: kinds.ResourceKey
 
-    def __post_init__(self) -> None:
-        check_group_id(self.group_id)
-        if not self.topics:
-            raise InvalidSettingError(f"asset {self.name} consumes no topic: name at least one in topics=[…]")
-        self._check_target()
-        self._check_words()
-        if self.max_batch_seconds is not None and self.max_batch_seconds <= 0:
-            raise InvalidSettingError(
-                f"max_batch_seconds of asset {self.name} is {self.max_batch_seconds:g}: a batch needs more than 0 s"
-            )
-        for name, value in (
-            ("max_poll_records", self.most_records),
-            ("max_live_runs", self.max_live_runs),
-            ("batches_in_flight", self.most_in_flight),
-            ("min_crash_lag", self.min_crash_lag),
-        ):
-            if value < 1:
-                raise InvalidSettingError(f"{name} of asset {self.name} is {value}: wanted at least 1")
-        if self.most_in_flight > MOST_IN_FLIGHT:
-            raise InvalidSettingError(
-                f"batches_in_flight of asset {self.name} is {self.batches_in_flight}: wanted 1 or {MOST_IN_FLIGHT}; "
-                "more would keep Spark no busier, and a crash would repeat them all"
+    def contradictions(self) -> Iterator[str]:
+        """What no run could work with, although each setting alone is as it should be."""
+        if (self.table is None) == (self.sink is None):
+            yield (
+                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
+                "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
             )
         if self.most_in_flight > 1 and self.sink is not None:
-            raise InvalidSettingError(
+            yield (
                 f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
                 f"batches_in_flight={self.batches_in_flight} out"
             )
         if self.group_instance_id is not None and self.max_live_runs > 1:
-            raise InvalidSettingError(
+            yield (
                 f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
                 "other out of the group. Leave group_instance_id out, or set max_live_runs=1"
             )
+        if self.kafka_resource_key == self.spark_resource_key:
+            yield (
+                f"kafka_resource_key and spark_resource_key of asset {self.name} are both {self.kafka_resource_key!r}: "
+                "one resource cannot be both"
+            )
+        own = [f"{self.name}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job")]
+        if twice := [job.name for job in self.event_jobs if job.name in own]:
+            yield f"event_jobs of asset {self.name} has {' and '.join(twice)}, as its own jobs are called: rename it"
 
     @property
     def target(self) -> str:
@@ -121,26 +116,99 @@ class KafkaAssetSettings:
             return MOST_IN_FLIGHT if self.sink is None else 1
         return self.batches_in_flight
 
-    def _check_words(self) -> None:
-        """A misspelt policy must not quietly be another one."""
-        for field in fields(self):
-            value, words = getattr(self, field.name), get_args(field.type)
-            if get_origin(field.type) is Literal and value not in words:
-                raise InvalidSettingError(
-                    f"{field.name} of asset {self.name} is {value!r}: wanted {' or '.join(words)}"
-                )
-        if isinstance(self.max_poll_records, str) and self.max_poll_records != "auto":
-            raise InvalidSettingError(
-                f"max_poll_records of asset {self.name} is {self.max_poll_records!r}: wanted a number, or 'auto'"
-            )
 
-    def _check_target(self) -> None:
-        if (self.table is None) == (self.sink is None):
-            raise InvalidSettingError(
-                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
-                "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
-            )
-        if self.table is not None and not _TABLE.fullmatch(self.table):
-            raise InvalidSettingError(f"table {self.table!r} must be catalog.namespace.table, like lake.shop.orders")
-        if self.sink is not None and not callable(self.sink):
-            raise InvalidSettingError(f"sink {self.sink!r} must be callable: docs/sinks.md has examples")
+class SensorSettings(Declared):
+    """The settings of one group sensor, those of :func:`build_group_sensor`."""
+
+    of: ClassVar[str] = "sensor"
+    named_by: ClassVar[str] = "name"
+
+    name: kinds.SensorName
+    group_id: kinds.GroupId
+    topics: kinds.OwedTopics
+    live_job: kinds.Job
+    crash_lag: kinds.CrashLag
+    crash_lag_job: kinds.Job | None
+    max_live_runs: kinds.Count
+    ghost_after_seconds: kinds.Seconds
+    fail_ghost_runs: kinds.Flag
+    on_event: kinds.Called | None
+    event_jobs: kinds.Jobs
+    checks: Annotated[InstanceOf[GroupChecks], kinds.Wanted("GroupChecks")] | None
+    minimum_interval_seconds: kinds.Count
+    default_status: kinds.SensorStatus
+    kafka_resource_key: kinds.ResourceKey
+    table: kinds.Table | None
+    spark_resource_key: kinds.ResourceKey
+
+
+class ConsumerSettings(Declared):
+    """The settings of one consumer of the live lane, those of :meth:`KafkaLivenessResource.consumer`."""
+
+    of: ClassVar[str] = "the consumer of group"
+    named_by: ClassVar[str] = "group_id"
+
+    topics: kinds.Topics
+    group_id: kinds.GroupId
+    max_poll_records: kinds.Count | None
+    batching: Literal["fair", "greedy"]
+    max_batch_seconds: kinds.Budget | None
+    enable_parallel_rebalance: kinds.Flag
+    min_crash_lag: kinds.Offsets
+    max_owed_ranges: kinds.Count | None
+    on_data_loss: Literal["raise", "skip"]
+    auto_offset_reset: Literal["earliest", "latest", "error"]
+    liveness: Literal["poll", "progress"]
+    group_instance_id: kinds.MemberId | None
+    on_missing_rows: Literal["raise", "owe"]
+
+
+class CatchUpSettings(Declared):
+    """The settings of one consumer of the catch-up lane, those of :meth:`KafkaLivenessResource.catch_up`."""
+
+    of: ClassVar[str] = "the catch-up of group"
+    named_by: ClassVar[str] = "group_id"
+
+    group_id: kinds.GroupId
+    ranges: kinds.Ranges
+    max_poll_records: kinds.Count
+    max_batch_seconds: kinds.Budget | None
+    on_data_loss: Literal["raise", "skip"]
+
+
+class KafkaResourceSettings(Declared):
+    """The fields of :class:`KafkaLivenessResource`; texts may be environment variables."""
+
+    of: ClassVar[str] = "KafkaLivenessResource"
+
+    security_protocol: Annotated[str, kinds.one_of(PROTOCOLS)]
+    sasl_mechanism: Annotated[str, kinds.one_of(MECHANISMS)] | None
+    sasl_username: kinds.Text | None
+    sasl_password: kinds.Text | None = Field(repr=False)
+    ssl_ca_location: kinds.Text | None
+    ssl_certificate_location: kinds.Text | None
+    ssl_key_location: kinds.Text | None
+    ssl_key_password: kinds.Text | None = Field(repr=False)
+    ssl_endpoint_identification_algorithm: Annotated[str, kinds.one_of(HOST_NAME_CHECKS)]
+    bootstrap_servers: kinds.Servers
+    session_timeout_seconds: kinds.Budget | None
+    heartbeat_interval_seconds: kinds.Budget | None
+    group_protocol: Literal["classic", "consumer"]
+    default_max_batch_seconds: kinds.Budget | None
+    extra: kinds.Extra = Field(repr=False)
+
+    def contradictions(self) -> Iterator[str]:
+        """What the fields say against each other; what a variable holds is known in a run."""
+        yield from refusals(self.extra)
+        told = {name: getattr(self, name) for name in NAMES}
+        words = ("security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm")
+        if not any(isinstance(told[name], dg.EnvVar) for name in words):
+            yield from contradictions(told)
+
+
+class SparkResourceSettings(Declared):
+    """The fields of :class:`SparkConnectResource`."""
+
+    of: ClassVar[str] = "SparkConnectResource"
+
+    remote: kinds.Remote = Field(repr=False)  # it carries the token

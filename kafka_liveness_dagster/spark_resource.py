@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-import dagster as dg
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import REMOTE
+from kafka_liveness_dagster.declared import CheckedResource, resolved
+from kafka_liveness_dagster.kinds import EMBEDDED
+from kafka_liveness_dagster.settings import SparkResourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import dagster as dg
     from pyspark.sql import DataFrame, SparkSession
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.resources import KafkaLivenessResource
 
-EMBEDDED = "embedded"
 
-
-class SparkConnectResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class SparkConnectResource(CheckedResource):
     """A Spark Connect server. Each run has a session of its own, ended with the run."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)  # the URL carries the token
+    checked_by: ClassVar[type[SparkResourceSettings]] = SparkResourceSettings
 
     remote: str = Field(
         default=EMBEDDED,
-        repr=False,
+        repr=False,  # it carries the token
         description="`sc://host:port/;token=…`, or `embedded`: a real server this package starts on loopback.",
     )
     _session: SparkSession | None = PrivateAttr(default=None)
@@ -63,16 +65,16 @@ class SparkConnectResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The server's address; None where it is the embedded one and does not run: nothing is started for it."""
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
-        if self.remote != EMBEDDED:
+        if resolved(self.remote) != EMBEDDED:
             return self._address()
         found = services.running()
         return found.spark_remote or None if found else None
 
     def _address(self) -> str:
-        if self.remote != EMBEDDED:
-            if not self.remote.startswith("sc://"):
-                raise InvalidSettingError("remote must be a Spark Connect address: sc://host:port, or 'embedded'")
-            return self.remote
+        if (remote := str(resolved(self.remote))) != EMBEDDED:
+            if not REMOTE.fits(remote):  # what a variable holds is known only now; it may hold a token
+                raise InvalidSettingError(f"remote of SparkConnectResource is refused: wanted {REMOTE.wanted}")
+            return remote
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
         return services.ensure(which=("spark",)).spark_remote

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.group_ids import check_group_id
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
+from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.run_marks import run_of_client
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
 from kafka_liveness_dagster.kafka.answers import both_logs

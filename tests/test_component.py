@@ -164,12 +164,31 @@ def test_a_secret_stays_a_name(project, monkeypatch):
     """``{{ env.NAME }}`` of a resource is the variable, not its value; what must be a number is the value."""
     monkeypatch.setenv("KAFKA_PASSWORD", "sesame")
     monkeypatch.setenv("SESSION", "9")
-    secret = {"sasl.password": "{{ env.KAFKA_PASSWORD }}"}
-    write(project, kafka={"extra": secret, "session_timeout_seconds": "{{ env.SESSION }}"}, spark={})
+    login = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "etl"}
+    secret = {"sasl_password": "{{ env.KAFKA_PASSWORD }}", "extra": {"client.rack": "{{ env.KAFKA_PASSWORD }}"}}
+    write(project, kafka={**login, **secret, "session_timeout_seconds": "{{ env.SESSION }}"}, spark={})
     component, _ = load(project)
-    assert type(component.kafka.extra["sasl.password"]) is dg.EnvVar
+    assert type(component.kafka.sasl_password) is type(component.kafka.extra["client.rack"]) is dg.EnvVar
     assert component.kafka.session_timeout_seconds == 9
     assert "sesame" not in repr(component)
+
+
+def test_text_is_text_and_a_template_may_give_a_number(project, monkeypatch):
+    """A variable holds text where a number or a truth is wanted; what is quoted in the YAML is meant as text."""
+    monkeypatch.setenv("LAG", "5")
+    monkeypatch.setenv("JUMPS", "true")
+    write(
+        project,
+        group_id="5",
+        topics=["7", "{{ 'or' ~ 'ders' }}"],
+        max_lag="{{ env.LAG }}",
+        enable_parallel_rebalance="{{ env.JUMPS }}",
+        max_poll_records="{% if true %}auto{% endif %}",
+        idle_seconds="{{ env('IDLE', '1.5') }}",
+    )
+    component, _ = load(project)
+    told = ("group_id", "topics", "max_lag", "enable_parallel_rebalance", "max_poll_records", "idle_seconds")
+    assert [getattr(component, name) for name in told] == ["5", ["7", "orders"], 5, True, "auto", 1.5]
 
 
 def test_a_function_beside_the_yaml_is_found(project):
@@ -218,8 +237,25 @@ def test_sql_describes_its_asset(project):
         ({"sql": None, "transform": "json:nope"}, "'nope' of json, which has no such function"),
         ({"max_pol_records": 300}, r"max_pol_records at .*orders/defs\.yaml:\d+"),
         ({"kafka": {"bootstrap_server": "localhost:9092"}}, r"kafka.*bootstrap_server at .*orders/defs\.yaml:\d+"),
-        ({"max_poll_records": "many"}, "max_poll_records.*\n.*valid integer"),
-        ({"on_data_loss": "ignore"}, "on_data_loss\n.*'raise' or 'skip'"),
+        (
+            {"max_poll_records": "many"},
+            "the component of group orders-etl is 'many': wanted a whole number",
+        ),
+        ({"max_poll_records": "{{ 'many' }}", "name": "sales"}, "max_poll_records of asset sales is 'many': wanted"),
+        ({"on_data_loss": "ignore"}, "on_data_loss of .* is 'ignore': wanted 'raise' or 'skip'"),
+        (
+            {"max_lag": "5", "min_crash_lag": True},
+            r"min_crash_lag of .* is True: .*\nmax_lag of .* is '5': ",
+        ),
+        ({"topics": ["orders", "5", 5]}, r"topics\[2\] of .* is 5: wanted a topic of Kafka's"),
+        ({"enable_parallel_rebalance": "no"}, "enable_parallel_rebalance of .* is 'no': wanted True or False"),
+        ({"group_id": 5}, "group_id of the component of group 5 is 5: wanted 1 to 249 printable"),
+        (
+            {"kafka": {"session_timeout_seconds": "5"}},
+            r"defs.yaml:\d+(?s:.*)session_timeout_seconds .* is '5': ",
+        ),
+        ({"kafka": 7}, r"attributes.kafka.* at .*orders/defs\.yaml:\d+"),
+        ({"sensor_status": "ON"}, "sensor_status of .* is 'ON': wanted .*RUNNING or STOPPED"),
         ({"group_id": "etl.catch-up"}, "second commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
     ],
@@ -309,9 +345,11 @@ def test_dg_scaffolds_what_it_accepts(dg_in, tmp_path):
     assert attributes["topics"] == ["web-orders"]
     lines = written.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("  sql:"))
-    written.write_text("\n".join([*lines[:at], "  max_pol_records: 1", *lines[at + 3 :]]))
+    written.write_text("\n".join([*lines[:at], "  max_pol_records: 1", "  max_lag: -1", *lines[at + 3 :]]))
     ((code, said),) = dg_in("check yaml")
     assert code == 1
     assert f"web-orders/defs.yaml:{at + 1}" in said
     assert "'max_pol_records' was unexpected" in said
     assert "'sql' is a required property" in said
+    assert f"web-orders/defs.yaml:{at + 2}" in said
+    assert "-1 is not valid" in said

@@ -178,8 +178,18 @@ def test_the_watchdog_cancels_all_of_them():
     """The fence stops whatever Spark does for this process."""
     writes = [Write(), Write()]
     with flight(*writes) as found:
-        found.cancel()
+        found.cancel(lambda _batch: False)
         assert all(one.job.cancelled for one in found)
+        for one in writes:
+            one.gate.set()
+
+
+def test_a_fence_that_is_told_late_cancels_no_batch_of_the_next_membership():
+    """The watchdog tells it in a thread of its own, which may be slow: the run has joined again and begun a batch."""
+    writes = [Write(), Write()]
+    with flight(*writes, epochs=[1, 2]) as found:
+        found.cancel(lambda batch: batch.epoch == 2)
+        assert [one.job.cancelled for one in found] == [True, False]
         for one in writes:
             one.gate.set()
 
@@ -195,6 +205,9 @@ class Lane:
 
     def check(self):
         """No fence is up."""
+
+    def is_open(self, batch):
+        return True
 
     def on_fence(self, cancel):
         """There is none to come."""
@@ -220,7 +233,7 @@ def test_a_rebalance_that_landed_everything_is_no_end_of_data():
     def source(max_records, *, ahead):
         asked.append(ahead)
         if ahead:
-            lane.revoke()
+            lane.revoke(may_wait)
             return None
         number = asked.count(False) - 1
         ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)

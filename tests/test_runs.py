@@ -89,6 +89,8 @@ def test_a_plain_op_has_a_budget_too(instance):
     ("said", "error", "says"),
     [
         pytest.param({"op_tag": "2 min"}, InvalidSettingError, "op tag .* is '2 min': wanted a number", id="op tag"),
+        pytest.param({"op_tag": "nan"}, InvalidSettingError, "op tag .* is 'nan': wanted a number", id="no number"),
+        pytest.param({"tags": limit("1e999")}, InvalidSettingError, "is '1e999': wanted a number", id="endless"),
         pytest.param({"metadata": "soon"}, InvalidSettingError, "asset metadata .* is 'soon'", id="metadata"),
         pytest.param({"tags": limit("1h")}, InvalidSettingError, "run tag dagster/max_runtime is '1h'", id="run tag"),
         pytest.param({"metadata": 300_000}, InvalidSettingError, "300,000 s .asset metadata.*24 h", id="milliseconds"),

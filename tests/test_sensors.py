@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +12,8 @@ import dagster as dg
 import pytest
 
 from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
-from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, GroupState, Memory
+from kafka_liveness_dagster.core.ghosts import Absence
+from kafka_liveness_dagster.core.watch import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, GroupState, Memory
 from kafka_liveness_dagster.cursors import GroupCursor
 from kafka_liveness_dagster.hooks import Answers
 
@@ -74,14 +76,28 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
         tuple(f"{n:08x}a" for n in range(MAX_TOLD)),
         "0" * 8,
         1_795_000_000.123456,
-        {f"{n:08x}": 1_795_000_000 for n in range(MAX_REMEMBERED)},
+        {f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, told=True) for n in range(MAX_ABSENT)},
+        looked_at=1_795_000_000,
     )
     cursor = GroupCursor.of(memory, observed_at=1_795_000_000.123456, epoch=1_795_000_000, events=10**6)
     assert len(cursor.encode()) < 2_000
     assert GroupCursor.decode(cursor.encode()).memory == memory
+    more = replace(memory, absent={"0badcafe": Absence(1_795_000_010, 1_795_000_010), **memory.absent})
+    kept = GroupCursor.of(more, observed_at=0.0, epoch=1, events=0)
+    assert kept.memory == memory, "of more runs the oldest"
 
 
-@pytest.mark.parametrize("cursor", [None, "", "{", '{"state": "asleep"}', '{"told": ["0badcafe3"], "state": "empty"}'])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        None,
+        "",
+        "{",
+        '{"state": "asleep"}',
+        '{"told": ["0badcafe3"], "state": "empty"}',
+        '{"absent": {"0badcafe": 1795000000}, "state": "empty"}',
+    ],
+)
 def test_a_cursor_of_another_version_is_none(cursor):
     """What cannot be read begins anew."""
     assert GroupCursor.decode(cursor) == GroupCursor()

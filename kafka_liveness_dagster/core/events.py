@@ -120,13 +120,21 @@ class GroupDied:
 
 @dataclass(frozen=True)
 class GhostFound:
-    """A run is in progress and has not been a member for so long."""
+    """A run is in progress, but nobody works for it: a successor may take its place.
+
+    Attributes:
+        seconds: for how long it has been no member of the group, or gave no sign of life if it never is one.
+        gone: its process is gone for sure.
+    """
 
     run: str
     seconds: float
+    gone: bool = False
 
     def __str__(self) -> str:
-        return f"run {self.run} is in progress and has been no member for {self.seconds:.0f} s"
+        if self.gone:
+            return f"run {self.run} is in progress, but its process is gone"
+        return f"run {self.run} is in progress, but has not been seen at work for {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True)

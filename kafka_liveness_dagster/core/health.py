@@ -18,6 +18,7 @@ from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, RunFate, expiry
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+from kafka_liveness_dagster.core.processes import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.watch import GroupSnapshot
 
 _NAMED = 5
-_GHOST = ". Queued or hanging? When it is terminated, the sensor starts another"
+_GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is terminated"
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _AWAY = ". It joins again with its next poll; its log says what took so long"
 _RESTORE = "Restore it, or set on_missing_rows='owe' and backfill"
@@ -66,7 +67,8 @@ def group_alive(
         ghost_after_seconds: a run that has been no member since its start, for so long, is a ghost.
         requested: a live run is being requested at this moment.
     """
-    in_progress = [run for run, known in seen.runs.items() if known.fate is RunFate.IN_PROGRESS]
+    dead = {run for run, known in seen.runs.items() if known.process is Word.GONE}
+    in_progress = [r for r, known in seen.runs.items() if known.fate is RunFate.IN_PROGRESS and r not in dead]
     left = {gone.run: gone.reason for gone in seen.left if gone.run in in_progress}
     # of a static member the coordinator may show an older run's name: its marks tell who works
     marks = {p.mark.run for p in seen.partitions if p.mark is not None and p.mark.mark is Mark.RUNNING}
@@ -76,10 +78,11 @@ def group_alive(
     ghosts = [*(run for run, reason in left.items() if reason is LeaveReason.SILENT), *late]
     away = {run: reason for run, reason in left.items() if reason in (LeaveReason.POLL_TIMEOUT, LeaveReason.LOST)}
     coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
-    ended = next((known.fate for known in seen.runs.values() if known.fate is not RunFate.IN_PROGRESS), None)
+    ended = next((r for r, known in seen.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None)
+    has_failed = ended is not None and (ended in dead or seen.runs[ended].fate is RunFate.FAILED)
     foreign, lag = [member.name for member in seen.members if member.is_foreign], _lag(seen.partitions)
     ours = len(seen.members) - len(foreign)
-    failed = "; the last live run failed, see its error" if ended is RunFate.FAILED else ""
+    failed = "; the last live run failed, see its error" if has_failed else ""
     waits = Gravity.WARNING if ours or not lag else Gravity.ERROR
     gone = ", ".join(f"run {run} {reason.value}" for run, reason in away.items())
     rules = (

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
+from kafka_liveness_dagster.core.processes import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 
 _PATIENT_FAILURES = 3
-_MAX_BACKOFF_SECONDS = 300.0
+MAX_BACKOFF_SECONDS = 300.0
 _FIRST_BACKOFF_SECONDS = 10.0
 _OLDEST_PARTS = 10
 _FENCED = {
@@ -62,17 +63,24 @@ _UNMARKED = {
 
 @dataclass(frozen=True)
 class Run:
-    """A live run as Dagster knows it.
+    """A run as Dagster knows it, and what is known of its process.
 
     Attributes:
         fenced: why it left the group, in its own words, or after which leave it is back; empty while it never left, or
             when it could not say.
         started: Dagster says that it is at work, not queued or starting.
+        process: of a run in progress; gone says that it was, too, when Dagster was asked again after that.
+        beat: its sign of life, another one every half minute; None when it gives none.
+        away_seconds: how long it may be out of the group at most: process timeout and session; None before it said so.
     """
 
     fate: RunFate
     fenced: str = ""
     started: bool = False
+    process: Word = Word.UNKNOWN
+    beat: int | None = None
+    away_seconds: float | None = None
+    is_catch_up: bool = False
 
 
 class Expiry(Enum):
@@ -165,7 +173,7 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
     # Rule 1: a run that is over owns nothing, though the broker may list it until its session times out
     if run.fate is RunFate.SUCCEEDED:
         return LeaveReason.LOST
-    if run.fate in (RunFate.FAILED, RunFate.CANCELED):
+    if run.fate in (RunFate.FAILED, RunFate.CANCELED) or run.process is Word.GONE:
         return LeaveReason.CRASHED
     # Rule 2: the coordinator's word counts for the living
     if static is not None:
@@ -189,6 +197,8 @@ def _good_order(fate: RunFate, static: bool | None) -> LeaveReason | None:  # no
 def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
     """Why a run left whose partitions others have marked as theirs since, or which is back itself."""
     # Rule 1: what became of the run says it, unless the run goes on
+    if run.process is Word.GONE:
+        return LeaveReason.CRASHED
     if run.fate in _UNMARKED:
         return _UNMARKED[run.fate]
     # Rule 2: it said why
@@ -211,9 +221,22 @@ def wants_live_run(
     )
 
 
+def is_due_a_partition(partitions: int, others: Iterable[int]) -> bool:
+    """Whether a member that has no partition will be given one: there are more of them than others that work.
+
+    Args:
+        partitions: of all topics of the group.
+        others: how many partitions each of the other members has.
+
+    >>> is_due_a_partition(4, [4]), is_due_a_partition(2, [1, 1]), is_due_a_partition(2, [1, 1, 0])
+    (True, False, False)
+    """
+    return partitions > sum(1 for held in others if held)
+
+
 def restart_delay_seconds(failures_in_a_row: int) -> float:
     """No delay after a crash; a run that fails every time is started more and more rarely, at last every 5 min."""
     if failures_in_a_row < _PATIENT_FAILURES:
         return 0.0
     doubled = min(failures_in_a_row - _PATIENT_FAILURES, 10)
-    return min(_MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * float(2**doubled))
+    return min(MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * float(2**doubled))

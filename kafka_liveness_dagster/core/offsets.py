@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _RANGE = re.compile(
-    r"(?P<topic>[a-zA-Z0-9._-]+):(?P<partition>[0-9]{1,10}):(?P<start>[0-9]{1,19})-(?P<end>[0-9]{1,19})"
+    r"(?P<topic>[a-zA-Z0-9._-]{1,249}):(?P<partition>[0-9]{1,10}):(?P<start>[0-9]{1,19})-(?P<end>[0-9]{1,19})"
 )
 
 
 MAX_OFFSET = 2**63 - 1
 """Kafka's offsets are signed 64-bit numbers."""
+MAX_PARTITION = 2**31 - 1
+"""Its partitions are signed 32-bit numbers: what is beyond would be a traceback of its client's."""
 
 
 class TopicPartition(NamedTuple):
@@ -70,8 +72,11 @@ class OffsetRange:
     end: int
 
     def __post_init__(self) -> None:
-        if self.partition < 0 or not 0 <= self.start < self.end:
-            raise InvalidSettingError(f"offset range {self} is not a range: wanted partition >= 0 and 0 <= start < end")
+        if not (0 <= self.partition <= MAX_PARTITION and 0 <= self.start < self.end <= MAX_OFFSET):
+            raise InvalidSettingError(
+                f"offset range {self} is not a range: wanted partition >= 0 and 0 <= start < end, within what Kafka "
+                f"counts: partition {MAX_PARTITION}, offset {MAX_OFFSET}"
+            )
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}:{self.start}-{self.end}"

@@ -62,6 +62,16 @@ class Timeouts:
         """The member's ``socket.timeout.ms`` unless the user sets one: ``check_request_timeout`` says why half."""
         return min(self.session_ms // 2, 60_000)  # librdkafka's own default
 
+    @property
+    def handover_ms(self) -> int:
+        """How long after the last poll a rebalance may still wait for open batches; then they are given up.
+
+        The group throws out who keeps it waiting for longer than the process timeout, which is its rebalance timeout
+        (KIP-62). It counts from the rebalance's beginning, of which a member hears up to a heartbeat later. A tenth,
+        2 s at most, is left for the last commit.
+        """
+        return self.process_ms - self.heartbeat_ms - min(self.process_ms // 10, 2_000)
+
     def __str__(self) -> str:
         raised = self.process_ms > round(self.budget.seconds * 1000)
         why = f" {self.budget.seconds:g} s, raised to the session timeout" if raised else ""

@@ -14,7 +14,6 @@ from zlib import crc32
 
 from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.events import (
-    GhostFound,
     GroupDied,
     GroupEmptied,
     LeaveReason,
@@ -24,18 +23,22 @@ from kafka_liveness_dagster.core.events import (
     RebalanceCompleted,
     RebalanceStarted,
 )
+from kafka_liveness_dagster.core.ghosts import absences, found
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate, departures, reason_without_marks
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kafka_liveness_dagster.core.events import GroupEvent
+    from kafka_liveness_dagster.core.events import GhostFound, GroupEvent
+    from kafka_liveness_dagster.core.ghosts import Absence
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
-MAX_REMEMBERED = 20  # members by name, and runs that are away; a larger group is told by its numbers
+MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
+MAX_ABSENT = 10  # runs that are away, and for how long
 MAX_TOLD = 60  # departures that stand in the commit log at the same time
 _REASONS = list(LeaveReason)
+_LONGEST_BLINK_SECONDS = 60.0  # between two looks; in more than that the machine may have slept, and its runs with it
 
 
 class GroupState(Enum):
@@ -73,12 +76,18 @@ class MemberSeen:
 
 @dataclass(frozen=True)
 class GroupSnapshot:
-    """A group at one look: the coordinator's, the commit logs' and Dagster's word."""
+    """A group at one look: the coordinator's, the commit logs' and Dagster's word.
+
+    Attributes:
+        runs: of the live lane, the newest first.
+        catch_up: runs of the other lane, those in progress.
+    """
 
     state: GroupState
     members: tuple[MemberSeen, ...]
     partitions: tuple[PartitionSnapshot, ...]
     runs: Mapping[str, Run] = field(default_factory=dict)
+    catch_up: Mapping[str, Run] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> tuple[MemberSeen, ...]:
@@ -116,8 +125,9 @@ class Memory:
         told: departures that were told and still stand in the commit log.
         dealt: who had which partitions when the group was last stable.
         rebalancing_since: seconds, None while it is not.
-        absent: runs in progress that were no members -> since when, and negative once that was told; newest first.
+        absent: runs in progress that were no members, and since when; the newest first.
         forgotten: ranges that were forgotten, ``orders:3:70-120``, and are not proven done yet.
+        looked_at: seconds, 0 when that is not known.
     """
 
     state: GroupState
@@ -125,8 +135,9 @@ class Memory:
     told: tuple[str, ...]
     dealt: str
     rebalancing_since: float | None = None
-    absent: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[str, Absence] = field(default_factory=dict)
     forgotten: tuple[str, ...] = ()
+    looked_at: float = 0.0
 
 
 def changes(
@@ -138,13 +149,14 @@ def changes(
         before: what the last look left behind, None for the first one.
         seen: the group now.
         now_seconds: on the clock of ``before``.
-        ghost_after_seconds: a run that is no member for so long is a ghost.
+        ghost_after_seconds: a run that gives no sign of life is no ghost before that.
     """
     left = seen.left[:MAX_TOLD]
     absent, ghosts = _absent(before, seen, now_seconds, ghost_after_seconds)
     members = {member.key: member.name for member in seen.known[:MAX_REMEMBERED]}
     events, forgotten = _forgotten(before, seen)
-    after = Memory(seen.state, members, tuple(map(_name, left)), seen.dealt, absent=absent, forgotten=forgotten)
+    told = tuple(map(_name, left))
+    after = Memory(seen.state, members, told, seen.dealt, None, absent, forgotten, looked_at=now_seconds)
     if before is None:
         return [*(gone for gone in left if not gone.reason.in_good_order), *events, *ghosts], after
     if seen.state is GroupState.REBALANCING:
@@ -214,21 +226,12 @@ def _forgotten(before: Memory | None, seen: GroupSnapshot) -> tuple[list[GroupEv
 
 def _absent(
     before: Memory | None, seen: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
-) -> tuple[dict[str, float], list[GroupEvent]]:
-    """Runs that are at work and no members, and since when; those that have been so for too long."""
-    members = {member.name for member in seen.known}
-    finishing = {gone.run for gone in seen.left if gone.reason is LeaveReason.GRACEFUL}
-    absent: dict[str, float] = {}
-    ghosts: list[GroupEvent] = []
-    for run, known in seen.runs.items():
-        if known.fate is not RunFate.IN_PROGRESS or not known.started or run in members or run in finishing:
-            continue
-        since = before.absent.get(run, now_seconds) if before else now_seconds
-        if since >= 0 and now_seconds - since >= ghost_after_seconds:
-            ghosts.append(GhostFound(run, now_seconds - since))
-            since = -1.0  # told
-        absent[run] = since
-    return dict(list(absent.items())[-MAX_REMEMBERED:]), ghosts  # the oldest are the last
+) -> tuple[dict[str, Absence], list[GhostFound]]:
+    """Runs that are at work and no members, and since when; those for which nobody works."""
+    members, runs = {member.name for member in seen.known}, {**seen.runs, **seen.catch_up}
+    unseen = max(0.0, now_seconds - before.looked_at - _LONGEST_BLINK_SECONDS) if before and before.looked_at else 0.0
+    absent = absences(before.absent if before else {}, runs, members, now_seconds, unseen)
+    return found(absent, runs, now_seconds, ghost_after_seconds)
 
 
 def _is_told(gone: MemberLeft, told: Sequence[str]) -> bool:

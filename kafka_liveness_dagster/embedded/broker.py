@@ -18,14 +18,13 @@ from kafka_liveness_dagster.embedded.errors import ServiceNotStartedError
 from kafka_liveness_dagster.embedded.jars import resolve
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
-from kafka_liveness_dagster.embedded.process import Launch, last_lines, mark_option
-from kafka_liveness_dagster.embedded.state import empty
+from kafka_liveness_dagster.embedded.process import START_SECONDS, Launch, last_lines, mark_option, start_seconds
+from kafka_liveness_dagster.embedded.state import empty, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_FORMAT_SECONDS = 60
 # log.dirs is relative to where the broker runs: Java reads this file as Latin-1, and a comma would divide the path
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -62,9 +61,9 @@ def launch(home: Path, port: int, mark: str, show: Callable[[str], None]) -> Lau
 
     Raises:
         JarsError, JavaNotFoundError: see `resolve`.
-        ServiceNotStartedError: the storage could not be formatted.
+        ServiceNotStartedError: the storage could not be formatted, or not in time.
     """
-    folder = home / "kafka"
+    folder = folder_of(home, "kafka")
     data, settings, scratch = folder / "data", folder / "server.properties", empty(folder / "tmp")
     options = ("-Xmx512m", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={scratch}", *_logging(), mark_option(mark))
     java = (str(find_java()), *options, "-cp", f"{resolve('kafka', home=home, show=show)}/*")
@@ -110,12 +109,20 @@ def _logging() -> tuple[str, ...]:
 def _format(java: tuple[str, ...], data: Path, settings: Path, log: Path) -> None:
     shutil.rmtree(data, ignore_errors=True)  # a format that was cut off: no broker has ever run on it
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    with log.open("wb") as output:
-        done = subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(settings)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            cwd=settings.parent, timeout=_FORMAT_SECONDS, check=False,
-        )  # fmt: skip
+    seconds = start_seconds()
+    try:
+        with log.open("wb") as output:
+            done = subprocess.run(
+                [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(settings)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                cwd=settings.parent, timeout=seconds, check=False,
+            )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        raise ServiceNotStartedError(
+            f"the storage of Kafka was not formatted in {seconds:g} s, which takes one second on an idle machine: "
+            f"is the disk of {data.parent} slow or full, or the machine busy? The next start formats it anew; set "
+            f"{START_SECONDS} to give it more. {log} ends with:\n{last_lines(log)}"
+        ) from late
     if done.returncode:
         raise ServiceNotStartedError(
             f"the storage of Kafka could not be formatted (code {done.returncode}): is {data.parent} writable and "

@@ -1,12 +1,14 @@
 """Is the process with that number still the one we started? Starts, recognises and ends child processes.
 
-A process is known by its pid and a random mark on its command line. The mark, unlike a start time, survives a
-clock that was set, and a pid that now belongs to another program never carries it. What is not recognised is never
-signalled.
+A process is known by its pid, a random mark that is a whole argument of its command line, its user, and the folder
+it runs in. The mark, unlike a start time, survives a clock that was set, and a pid that now belongs to another program
+never carries it; the folder tells a state folder from its copy. What is not recognised is never signalled.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +16,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+START_SECONDS = "KAFKA_LIVENESS_START_SECONDS"
+_DEFAULT_START_SECONDS = 120.0
+_FIRST_PID = 1
 _GRACE_SECONDS = 15.0
 _KILLED_SECONDS = 5.0
 _LAST_LINES = 20
@@ -57,20 +64,31 @@ def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
     return child
 
 
-def find(pid: int | None, mark: str) -> psutil.Process | None:
-    """The living process with that pid and mark; None when it is gone, a zombie, or another program."""
-    if pid is None or not mark:
+def find(pid: int | None, mark: str, folder: Path) -> psutil.Process | None:
+    """The living service with that pid and mark that runs in that folder.
+
+    None when it is gone, a zombie, another program, another user's, of another state folder (a copy has the state file
+    too), the first process of all, or one that we descend from: such a one was not started by us.
+    """
+    if not mark or pid is None or pid <= _FIRST_PID:
         return None
     try:
         process = psutil.Process(pid)
-        return process if any(mark in argument for argument in process.cmdline()) else None
+        is_ours = (
+            process.uids().effective == os.geteuid()
+            and not {mark, mark_option(mark)}.isdisjoint(process.cmdline())
+            and os.path.realpath(process.cwd()) == os.path.realpath(folder)  # also of a folder that was removed
+            and pid not in _asking()
+        )
     except psutil.Error:
         return None
+    return process if is_ours else None
 
 
 def end(processes: Iterable[psutil.Process]) -> None:
-    """Ask them and their children to end, and kill those that have not after 15 s."""
-    everyone = [one for process in processes for one in (*_descendants(process), process)]
+    """Ask them and their children to end, and kill those that have not after 15 s. Never who asks for it."""
+    asking = _asking()
+    everyone = [one for process in processes for one in (*_descendants(process), process) if one.pid not in asking]
     for process in everyone:
         _signal(process.terminate)
     _, alive = psutil.wait_procs(everyone, timeout=_GRACE_SECONDS)
@@ -79,10 +97,33 @@ def end(processes: Iterable[psutil.Process]) -> None:
     psutil.wait_procs(alive, timeout=_KILLED_SECONDS)
 
 
+def start_seconds() -> float:
+    """How long a service may take until it answers, and a broker to format its storage: 120 s unless said otherwise.
+
+    Raises:
+        InvalidSettingError: ``KAFKA_LIVENESS_START_SECONDS`` is no number of seconds.
+    """
+    said = os.environ.get(START_SECONDS)
+    if not said:
+        return _DEFAULT_START_SECONDS
+    with suppress(ValueError):
+        if 0 < float(said) < math.inf:
+            return float(said)
+    raise InvalidSettingError(
+        f"{START_SECONDS} is {said!r}: wanted a number of seconds above 0, like 300, or leave it out for "
+        f"{_DEFAULT_START_SECONDS:g}"
+    )
+
+
 def last_lines(log: Path) -> str:
     """The end of a log file, for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
+
+
+def _asking() -> set[int]:
+    """This process and all that it descends from."""
+    return {_FIRST_PID, os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
+    import psutil
+
     from kafka_liveness_dagster.embedded.state import Started
 
 _NAMES = ("kafka", "spark")
-_LOCK_SECONDS = 900.0
+_LOCK_SECONDS = 780.0
+"""For downloads, beside what a start may take."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def ensure(
     Raises:
         PortTakenError: another program listens on a port asked for by number.
         InvalidSettingError: a service already runs on another port than the one asked for, or has another name.
-        ServiceNotStartedError: a service ended or did not answer in 120 s; shows the end of its log.
+        ServiceNotStartedError: a service ended or did not answer in 120 s (``KAFKA_LIVENESS_START_SECONDS``); shows
+            the end of its log. Or the state folder cannot be written.
         JavaNotFoundError, JarsError: what the services are made of is missing.
     """
     home = state.home_folder(home)
@@ -74,7 +78,7 @@ def ensure(
 def running(home: Path | None = None) -> Services | None:
     """The services that run now; None when none does."""
     home = state.home_folder(home)
-    return _services(home) if any(map(_is_up, state.read(home).values())) else None
+    return _services(home) if any(_is_up(home, *named) for named in state.read(home).items()) else None
 
 
 def stop(home: Path | None = None) -> list[str]:
@@ -88,7 +92,7 @@ def stop(home: Path | None = None) -> list[str]:
         return []
     with _lock(home):
         started = state.read(home)
-        found = {name: process.find(one.pid, one.mark) for name, one in started.items()}
+        found = {name: _find(home, name, one) for name, one in started.items()}
         process.end(one for one in found.values() if one)
         state.write(home, {name: replace(one, pid=None, ready=False) for name, one in started.items()})
     return [name for name, one in found.items() if one]
@@ -98,19 +102,26 @@ def _start_missing(home: Path, which: Collection[str], ports: Mapping[str, int |
     from kafka_liveness_dagster.embedded.progress import progress  # noqa: PLC0415  rich, only for a start
     from kafka_liveness_dagster.embedded.start import Start  # noqa: PLC0415
 
-    state.create_home(home)
-    with _lock(home):
-        missing = _missing(home, which, ports)  # another process may just have started them
-        if missing:
-            with progress() as show:
-                Start(home, ports, spark_cores, show).run(missing)
+    process.start_seconds()  # a limit that is none is told before anything is made
+    try:
+        state.create_home(home)
+        with _lock(home):
+            missing = _missing(home, which, ports)  # another process may just have started them
+            if missing:
+                with progress() as show:
+                    Start(home, ports, spark_cores, show).run(missing)
+    except OSError as error:
+        raise ServiceNotStartedError(
+            f"the services of {home} could not be started ({error}): give this user the folder and room on its disk, "
+            "or set KAFKA_LIVENESS_HOME to another one"
+        ) from error
 
 
 def _missing(home: Path, which: Collection[str], ports: Mapping[str, int | None]) -> list[str]:
     if unknown := set(which) - set(_NAMES):
         raise InvalidSettingError(f"no embedded service is called {sorted(unknown)}: wanted some of {_NAMES}")
     started = state.read(home)
-    up = {name: started[name] for name in which if name in started and _is_up(started[name])}
+    up = {name: started[name] for name in which if name in started and _is_up(home, name, started[name])}
     for name, one in up.items():
         if ports[name] not in (None, one.port):
             raise InvalidSettingError(
@@ -120,12 +131,16 @@ def _missing(home: Path, which: Collection[str], ports: Mapping[str, int | None]
     return [name for name in which if name not in up]
 
 
-def _is_up(one: Started) -> bool:
-    return one.ready and process.find(one.pid, one.mark) is not None and answers(one.port)
+def _is_up(home: Path, name: str, one: Started) -> bool:
+    return one.ready and _find(home, name, one) is not None and answers(one.port)
+
+
+def _find(home: Path, name: str, one: Started) -> psutil.Process | None:
+    return process.find(one.pid, one.mark, state.folder_of(home, name))
 
 
 def _services(home: Path) -> Services:
-    up = {name: one for name, one in state.read(home).items() if _is_up(one)}
+    up = {name: one for name, one in state.read(home).items() if _is_up(home, name, one)}
     kafka, spark = up.get("kafka"), up.get("spark")
     return Services(
         bootstrap_servers=f"{LOOPBACK}:{kafka.port}" if kafka else "",
@@ -138,11 +153,12 @@ def _services(home: Path) -> Services:
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
+    seconds = _LOCK_SECONDS + process.start_seconds()
     try:
-        with FileLock(home / "services.lock", timeout=_LOCK_SECONDS):
+        with FileLock(home / "services.lock", timeout=seconds):
             yield
     except Timeout:
         raise ServiceNotStartedError(
-            f"another process has been starting or stopping the services of {home} for {_LOCK_SECONDS:.0f} s: end "
+            f"another process has been starting or stopping the services of {home} for {seconds:.0f} s: end "
             f"it, or set KAFKA_LIVENESS_HOME to another folder"
         ) from None

@@ -19,7 +19,7 @@ from kafka_liveness_dagster.embedded.jars import pyspark_folder, resolve
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK
 from kafka_liveness_dagster.embedded.process import Launch, mark_option
-from kafka_liveness_dagster.embedded.state import empty
+from kafka_liveness_dagster.embedded.state import empty, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], N
         InvalidSettingError: there is no such file as ``KAFKA_LIVENESS_SPARK_CONF`` names.
         JarsError, JavaNotFoundError: see `resolve`.
     """
-    folder, jars = home / "spark", resolve("spark", home=home, show=show)
+    folder, jars = folder_of(home, "spark"), resolve("spark", home=home, show=show)
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     empty(folder / "local")

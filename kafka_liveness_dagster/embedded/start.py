@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
 TITLES = {"kafka": "Kafka", "spark": "Spark Connect"}
-START_SECONDS = 120.0
 _LOOK_AGAIN_SECONDS = 0.05
+_MORE = f"a machine that is slow or busy needs more, set {process.START_SECONDS}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Start:
     def _plan(self, name: str) -> Started:
         """Settle the port before anything is started, and end what is there but does not answer."""
         former = state.read(self.home).get(name)
-        if former and (deaf := process.find(former.pid, former.mark)):
+        if former and (deaf := process.find(former.pid, former.mark, state.folder_of(self.home, name))):
             process.end([deaf])
         return Started(
             port=_port(name, self.ports.get(name), former),
@@ -79,7 +79,8 @@ class Start:
         return spark_connect.launch(self.home, one.port, one.token, one.mark, self.show, cores=self.spark_cores)
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        seconds = process.start_seconds()
+        deadline = time.monotonic() + seconds
         while self._children:
             for name, child in tuple(self._children.items()):
                 one = state.read(self.home)[name]
@@ -89,7 +90,7 @@ class Start:
                     self._note(name, replace(one, ready=True))
                     del self._children[name]
                 elif time.monotonic() > deadline:
-                    raise self._failed(name, f"did not answer on port {one.port} in {START_SECONDS:.0f} s")
+                    raise self._failed(name, f"did not answer on port {one.port} in {seconds:g} s: {_MORE}")
             time.sleep(_LOOK_AGAIN_SECONDS)
 
     def _note(self, name: str, one: Started) -> None:
@@ -101,7 +102,7 @@ class Start:
     def _failed(self, name: str, what: str) -> ServiceNotStartedError:
         log = self._log(name)
         return ServiceNotStartedError(
-            f"{TITLES[name]} {what}; `kafka-liveness doctor` looks for the cause. {log} ends with:\n"
+            f"{TITLES[name]} {what}. `kafka-liveness doctor` looks for the cause. {log} ends with:\n"
             f"{process.last_lines(log)}"
         )
 

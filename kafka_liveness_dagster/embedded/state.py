@@ -33,6 +33,11 @@ def home_folder(home: Path | None = None) -> Path:
     return (home or Path(os.environ.get("KAFKA_LIVENESS_HOME") or ".kafka_liveness")).absolute()
 
 
+def folder_of(home: Path, name: str) -> Path:
+    """Where a service runs: its current folder, by which its process is known to belong to this state folder."""
+    return home / name
+
+
 def create_home(home: Path) -> None:
     """Make the state folder: closed to other users and ignored by git."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)

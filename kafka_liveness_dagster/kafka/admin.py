@@ -14,7 +14,6 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark
-from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
@@ -43,16 +42,16 @@ class Cluster:
     """A Kafka cluster, asked.
 
     Every method raises ``BrokerUnreachableError`` within ``REQUEST_SECONDS`` when no broker answers.
+
+    Raises:
+        InvalidSettingError: librdkafka refuses a setting.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
         self._met: set[TopicPartition] = set()
         self._answered_at = -1.0
-        try:
-            self._admin, self._heard = admin_client(settings)
-        except KafkaException as error:
-            raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
+        self._admin, self._heard = admin_client(settings)
 
     def topics(self) -> list[str]:
         """All topics this client may see."""

@@ -20,10 +20,11 @@ from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.proof import Proof
 from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
 from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
-from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
+from kafka_liveness_dagster.kafka.watchdog import Watchdog
+from kafka_liveness_dagster.kafka.watched import Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from typing_extensions import Self
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.kafka.proof import Facts
+    from kafka_liveness_dagster.kafka.rebalance import Finish
 
 
 class PausedPartitionError(KafkaLivenessError):
@@ -126,7 +128,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
         self.quarantined.append(poison)
         self._plan((poison,))
 
-    def before_revoke(self, finish: Callable[[], None]) -> None:
+    def before_revoke(self, finish: Finish) -> None:
         """Nothing is ever revoked: there is no group."""
 
     def confirm(self, batch: Batch) -> None:  # noqa: ARG002 - the live lane's signature

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.kafka.errors import Heard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _OPEN_READERS = 64  # each has 3 threads, one more for every broker, and 2 connections
+_Client = TypeVar("_Client", AdminClient, Consumer)
 _READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())
@@ -28,12 +30,24 @@ def logger_of(config: Mapping[str, Any]) -> logging.Logger | None:
     return None if "debug" in config else quiet_log
 
 
+def made(kind: Callable[..., _Client], config: Mapping[str, Any]) -> _Client:
+    """A client of this kind.
+
+    Raises:
+        InvalidSettingError: librdkafka refuses a setting; some are refused by one kind of client alone.
+    """
+    try:
+        return kind(config, logger=logger_of(config))
+    except KafkaException as error:
+        raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
+
+
 @functools.lru_cache(maxsize=16)
 def admin_client(settings: KafkaSettings) -> tuple[AdminClient, Heard]:
     """One connection per cluster and process: making and closing one costs more than the questions asked."""
     heard = Heard(settings)
     config = {**settings.client("kafka-liveness/admin"), "error_cb": heard}
-    return AdminClient(config, logger=logger_of(config)), heard
+    return made(AdminClient, config), heard
 
 
 @functools.lru_cache(maxsize=_OPEN_READERS)
@@ -44,4 +58,4 @@ def reader(group_id: str, settings: KafkaSettings) -> Consumer:
     answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
     config = {"reconnect.backoff.ms": _READER_BACKOFF_MS, **settings.committer(group_id, "kafka-liveness/reader")}
-    return Consumer(config, logger=logger_of(config))
+    return made(Consumer, config)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.kafka.live import LiveLane
-    from kafka_liveness_dagster.kafka.member import Member
 
 
 class Commits(TwoLanes):
@@ -69,15 +68,15 @@ class Commits(TwoLanes):
         self._with_group(lambda lane: lane.commit(spans, arrivals, self._watchdog.polled))
 
     def _with_group(self, commit: Callable[[LiveLane], None]) -> None:
-        assert self._lane is not None  # noqa: S101 - it has a position
-        member = self._lane.member
+        lane = self._lane
+        assert lane is not None  # noqa: S101 - it has a position
         try:
-            commit(self._lane)
+            commit(lane)
         finally:
-            self._fence_if_ended(member)
+            self._fence_if_ended(lane)
             self._watchdog.check()  # says more than the broker's refusal
 
-    def _fence_if_ended(self, member: Member) -> bool:
-        if member.ended is not None:
-            self._watchdog.fence(member.ended)
-        return member.ended is not None
+    def _fence_if_ended(self, lane: LiveLane) -> bool:
+        if lane.member.ended is not None:
+            self._watchdog.fence(lane.member.ended, lane.leave)
+        return lane.member.ended is not None

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.group_ids import check_group_id
+from kafka_liveness_dagster.core.names import SERVERS, VALUE, shown
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.core.timeouts import check_request_timeout
 from kafka_liveness_dagster.kafka.security import NAMES, Security, instead_of, is_about_security
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.core.witnesses import Witness
@@ -38,7 +38,10 @@ _REFUSED = {
     "metadata.broker.list": _OWN_FIELD,
     "group.instance.id": "set group_instance_id on the consumer: it changes how a leave is noticed",
     "group.protocol": "set group_protocol on the resource: it decides who owns the session timeout",
+    "internal.termination.signal": "librdkafka would send it to this process, and most signals end it",
+    "test.mock.num.brokers": "the client would talk to brokers that it makes up",
 }
+_CODE = ("default.topic.config", "logger", "on_commit", "on_delivery")  # and every name that ends in _cb
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class KafkaSettings:
         security: who is trusted; Spark is told the same.
 
     Raises:
-        InvalidSettingError: an extra setting would break a promise of this package.
+        InvalidSettingError: an address that is none, or an extra setting that would break a promise of this package.
     """
 
     bootstrap_servers: str
@@ -59,13 +62,9 @@ class KafkaSettings:
     security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
-        for name, value in self.extra.items():
-            if name == "enable.auto.commit" and str(value).lower() == "false":
-                continue
-            if is_about_security(name):  # without its value, which may be a secret
-                raise InvalidSettingError(f"extra setting {name} is refused: {instead_of(name)}")
-            if name in _REFUSED:
-                raise InvalidSettingError(f"extra setting {name}={value} is refused: {_REFUSED[name]}")
+        SERVERS.check(self.bootstrap_servers, "bootstrap_servers")
+        if wrong := list(refusals(self.extra)):
+            raise InvalidSettingError("\n".join(wrong))
 
     @classmethod
     def of_properties(cls, bootstrap_servers: str, lines: Iterable[str]) -> KafkaSettings:
@@ -158,7 +157,7 @@ class KafkaSettings:
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """What one live lane consumes and how.
+    """What one live lane consumes and how; the resource's ``consumer`` has checked it.
 
     Attributes:
         serves_while_busy: rebalances are answered in the middle of a batch (``liveness="progress"``); otherwise they
@@ -179,13 +178,17 @@ class LiveSettings:
     witness: Witness | None = None
     renew_seconds: float = 3_600.0
 
-    def __post_init__(self) -> None:
-        check_group_id(self.group_id)
-        if not self.topics or isinstance(self.topics, str):
-            raise InvalidSettingError(f"topics is {self.topics!r}: wanted a list of at least one topic name")
-        if self.max_poll_records < 1:
-            raise InvalidSettingError(f"max_poll_records is {self.max_poll_records}: wanted at least 1")
-        if self.group_instance_id is not None and not self.group_instance_id.strip():
-            raise InvalidSettingError(
-                "group_instance_id is empty: name the member, or leave it out for a dynamic member"
-            )
+
+def refusals(extra: Mapping[str, str]) -> Iterator[str]:
+    """Which of these settings of librdkafka's would break a promise of this package, and where to say it instead."""
+    for name, value in extra.items():
+        if name == "enable.auto.commit" and value.lower() == "false":
+            continue
+        if is_about_security(name):  # without its value, which may be a secret
+            yield f"extra setting {name} is refused: {instead_of(name)}"
+        elif name in _REFUSED:
+            yield f"extra setting {name}={shown(value)} is refused: {_REFUSED[name]}"
+        elif name.endswith("_cb") or name in _CODE:
+            yield f"extra setting {name} is refused: it is a function, and all of these are texts"
+        elif not (VALUE.fits(name) and VALUE.fits(value)):
+            yield f"extra setting {shown(name)} is refused: wanted {VALUE.wanted}"

@@ -22,7 +22,8 @@ from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import SERVE_SECONDS, Member
 from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
-from kafka_liveness_dagster.kafka.watchdog import Watchdog, Watched
+from kafka_liveness_dagster.kafka.watchdog import Watchdog
+from kafka_liveness_dagster.kafka.watched import Watched
 from kafka_liveness_dagster.kafka.witness import witnessed
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+    from kafka_liveness_dagster.kafka.rebalance import Finish
 
 _LOG_END_SECONDS = 0.2  # how often an idle poll asks for new data
 
@@ -62,15 +64,11 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
         self._poison: set[OffsetRange] = set()
         self._last: TopicPartition | None = None
         self._last_committed: TopicPartition | None = None
-        self._before_revoke: Callable[[], None] | None = None
+        self._before_revoke: Finish | None = None
         self._epoch, self._ended_by = 0, FenceReason.POLL_TIMEOUT
         self._timer = PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms)
-        self._watchdog = Watchdog(
-            self._timer,
-            link,
-            lambda reason: self._leave(reason.releases),
-            serve=self._answer if live.serves_while_busy else None,
-        )
+        serve = self._answer if live.serves_while_busy else None
+        self._watchdog = Watchdog(self._timer, link, lambda _reason: None, serve)
 
     def __enter__(self) -> Self:
         return self
@@ -118,12 +116,16 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
         self._answer()
         self.check()
 
-    def before_revoke(self, finish: Callable[[], None]) -> None:
+    def before_revoke(self, finish: Finish) -> None:
         """Register what commits the open batches when a rebalance is about to take partitions of theirs.
 
         With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
 
-        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it, at most the process timeout.
+        Args:
+            finish: gets what it has to call while it waits, which raises when it has to end: ``HandoverDueError`` when
+                the group would soon throw this member out, ``FencedError`` when this process may not commit any more.
+
+        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
         """
         self._before_revoke = None if self.settings.serves_while_busy else finish
 
@@ -144,10 +146,12 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
+        fenced = self._watchdog.reason  # its thread may be about to leave
         try:
             self._watchdog.stop()
         finally:
-            self._leave(release)
+            if self._lane is not None:
+                self._lane.member.leave(release=release if fenced is None else fenced.releases)
             self._reader.close()
             if self._second is not None:
                 self._second.close()
@@ -168,15 +172,24 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
     def _serve(self, seconds: float = SERVE_SECONDS) -> LiveLane:
         """Be a member: join when there is no membership, answer the group, settle what it assigned."""
         lane = self._joined()
-        lane.member.serve(seconds if lane.member.joined else SERVE_SECONDS, self._before_revoke)
-        if not self._fence_if_ended(lane.member):
+        finish = None if self._before_revoke is None else self._hand_over
+        lane.member.serve(seconds if lane.member.joined else SERVE_SECONDS, finish)
+        if not self._fence_if_ended(lane):
             self._still_polling()
             try:
                 lane.settle(self._poison)
             except CommitRefusedError:
-                if not self._fence_if_ended(lane.member):
+                if not self._fence_if_ended(lane):
                     raise
         return lane
+
+    def _hand_over(self, in_time: Callable[[], None]) -> None:
+        def may_wait() -> None:
+            self.check()
+            in_time()
+
+        if self._before_revoke is not None:
+            self._before_revoke(may_wait)
 
     def _plan(self, lane: LiveLane, max_records: int, min_records: int) -> Batch | None:
         batch = lane.plan(max_records, min_records, self._last)
@@ -192,6 +205,8 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
         self._ended_by = self._watchdog.reason or FenceReason.POLL_TIMEOUT
         if not self._ended_by.may_rejoin:
             self._watchdog.check()
+        if before is not None:
+            before.leave(self._ended_by)  # who raised the fence may not have come to it yet
         partitions = self._cluster.partitions(self.settings.topics)
         facts = witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness)
         for tp, found in facts.items():  # what no resume can work with is said before the group is disturbed
@@ -201,17 +216,14 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
         self._lane = LiveLane(*of, found=self._found, second=self._second_log, log=self._link.log)
         self._last = self._last_committed  # the shares are dealt again as they were for the batch that failed
         self._epoch += 1
-        self._watchdog.rearm()
+        self._watchdog.rearm(self._lane.leave)
         if before is None:
             self._watchdog.start()
         return self._lane
 
     def _answer(self) -> None:
         """Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a rebalance."""
-        if self._lane is not None:
-            self._lane.member.serve_if_idle()
-            self._fence_if_ended(self._lane.member)
-
-    def _leave(self, release: bool) -> None:  # noqa: FBT001
-        if self._lane is not None:
-            self._lane.member.leave(release=release)
+        lane = self._lane
+        if lane is not None:
+            lane.member.serve_if_idle()
+            self._fence_if_ended(lane)

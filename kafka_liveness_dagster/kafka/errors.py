@@ -74,6 +74,10 @@ class FencedError(CommitRefusedError):
         )
 
 
+class HandoverDueError(KafkaLivenessError):
+    """A rebalance can wait for open batches no longer: this member would be thrown out of its group with all it has."""
+
+
 def is_no_longer_a_member(error: KafkaError) -> bool:
     """Whether the broker has given this member's partitions to others."""
     return error.code() in _NO_LONGER_A_MEMBER
@@ -132,7 +136,8 @@ def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str
             f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): a leader or "
             "a coordinator is moving, which passes by itself unless a broker is down for good"
         )
-    return KafkaRefusedError(f"Kafka refused while {doing} ({cause.name()}): {cause.str()}")
+    remedy = _OTHER_ASSIGNOR if cause.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL else ""
+    return KafkaRefusedError(f"Kafka refused while {doing} ({cause.name()}): {cause.str()}{remedy}")
 
 
 class Heard:
@@ -172,6 +177,12 @@ class Heard:
         )
 
 
+_OTHER_ASSIGNOR = (
+    ". The group has members that share its partitions by another assignor, or that are no consumers: this one joins "
+    "with cooperative-sticky unless extra says otherwise. It has not joined and committed nothing. Stop the others "
+    "(kafka-consumer-groups --describe --members --verbose names them), take a group_id that only this asset uses, or "
+    "join them by extra={'partition.assignment.strategy': 'range'}, or whatever theirs is"
+)
 _WHERE_AND_WHEN = re.compile(r"^\S+://\S+: |\s*\(after [^)]*\)$")
 _CHECK_LOGIN = "Check sasl_username and sasl_password, and that the broker knows this user for this mechanism"
 _CHECK_CA = (

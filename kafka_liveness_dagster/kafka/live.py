@@ -62,6 +62,10 @@ class LiveLane:
         self._found, self._second = found, second
         self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
 
+    def leave(self, reason: FenceReason) -> None:
+        """End this membership, as its fence has it."""
+        self.member.leave(release=reason.releases)
+
     def settle(self, poison: Collection[OffsetRange]) -> None:
         """Decide where arrived partitions go on, and make it durable before the first record of theirs.
 

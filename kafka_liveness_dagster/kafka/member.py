@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.kafka.clients import logger_of
+from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.kafka.errors import (
     CommitRefusedError,
     is_held_up,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
     from kafka_liveness_dagster.kafka.link import RunLink
+    from kafka_liveness_dagster.kafka.rebalance import Finish
 
 SERVE_SECONDS = 0.1
 _RELEASE_SECONDS = 2.0
@@ -53,24 +54,25 @@ class Member(Rebalanced):
     def __init__(self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
         config = settings.member(live, link.client_id, timeouts)
         strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
-        super().__init__(incremental="cooperative" in str(strategy), log=link.log)
+        super().__init__(timeouts, incremental="cooperative" in str(strategy), log=link.log)
         self._settings, self._group_id, self._run = settings, live.group_id, link.mark
         self.sure_seconds = timeouts.session_ms / 2000
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed = self._polling = False
+        self._to_leave: bool | None = None  # with this release, once no callback is on the stack
         self._static = live.group_instance_id is not None
-        self._client = Consumer(config, logger=logger_of(config))
+        self._client = made(Consumer, config)
         self._client.subscribe(
             list(live.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
-    def serve(self, seconds: float = SERVE_SECONDS, before_revoke: Callable[[], None] | None = None) -> None:
+    def serve(self, seconds: float = SERVE_SECONDS, before_revoke: Finish | None = None) -> None:
         """Poll the client once: rebalances happen in here.
 
         Args:
             seconds: how long to wait for news.
-            before_revoke: called when partitions are about to go, in good order: the last chance to commit them.
+            before_revoke: called with ``may_wait`` when partitions are about to go: the last chance to commit them.
 
         Raises:
             KafkaRefusedError: the group or a topic may not be used any more.
@@ -79,13 +81,10 @@ class Member(Rebalanced):
             if self._closed:
                 return
             if self._revoking:  # a commit is repeated inside of a poll: there is only one at a time
+                self.may_wait()
                 time.sleep(_AGAIN_SECONDS)
                 return
-            self._before_revoke = before_revoke
-            try:
-                message = self._client.poll(seconds)
-            finally:
-                self._before_revoke = None
+            message = self._poll(seconds, before_revoke)
             error = message.error() if message is not None else None
             if error is None or self._has_ended(error) or is_passing(error):
                 return
@@ -138,6 +137,7 @@ class Member(Rebalanced):
 
         Raises:
             CommitRefusedError: out of order, or the broker refused.
+            HandoverDueError: a rebalance that waits for it can wait no longer.
         """
         with self._lock:
             was_owned = {tp: o for tp, o in self.owned.items() if tp in done and o.arrival == arrivals.get(tp)}
@@ -172,8 +172,14 @@ class Member(Rebalanced):
             return self.commit({tp: Span(offset, offset) for tp, offset in at.items()}, arrivals, waiting)
 
     def leave(self, *, release: bool) -> None:
-        """LeaveGroup, from whichever thread. ``release`` marks the partitions as given up in good order."""
+        """LeaveGroup, from whichever thread. ``release`` marks the partitions as given up in good order.
+
+        Inside of a callback it waits for the poll's end: there ``close()`` never returns, or raises SystemError.
+        """
         with self._lock:
+            if self._polling:
+                self._to_leave = release
+                return
             if self._closed:
                 return
             if release:
@@ -182,6 +188,16 @@ class Member(Rebalanced):
             self.owned.clear()
             self.arrived.clear()
             self._client.close()
+
+    def _poll(self, seconds: float, before_revoke: Finish | None) -> Any:
+        self._before_revoke, self._polling = before_revoke, True
+        try:
+            return self._client.poll(seconds)
+        finally:
+            self._before_revoke, self._polling = None, False
+            self._served_at = time.monotonic()
+            if self._to_leave is not None:
+                self.leave(release=self._to_leave)
 
     def _mark(self, owned: Owned, mark: Mark = Mark.RUNNING) -> LiveMark:
         return LiveMark(Mark.PAUSED if owned.paused else mark, self._run, owned.owed, owned.again, owned.origin)
@@ -214,11 +230,8 @@ class Member(Rebalanced):
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         """Mark partitions as given up at their last committed position; failing to costs a replay, no data."""
-        marks = {
-            tp: (self.owned[tp].committed, self._mark(self.owned[tp], Mark.RELEASED))
-            for tp in partitions
-            if tp in self.owned
-        }
+        ours = {tp: self.owned[tp] for tp in partitions if tp in self.owned}
+        marks = {tp: (owned.committed, self._mark(owned, Mark.RELEASED)) for tp, owned in ours.items()}
         give_up_at = time.monotonic() + _RELEASE_SECONDS
         while marks and (error := self._commit_once(marks)) is not None:
             if is_held_up(error) and time.monotonic() < give_up_at:

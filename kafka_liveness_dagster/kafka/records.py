@@ -19,7 +19,7 @@ from kafka_liveness_dagster.core.reading import Reading
 from kafka_liveness_dagster.core.turns import Held, Heuristic, Prefetch
 from kafka_liveness_dagster.core.witnesses import check_log
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.clients import logger_of
+from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.kafka.errors import is_passing, named
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ReadsRecords:
         """
         bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
         if not self._reader.is_open:
-            self._watchdog.on_fence(self._reader.withhold)
+            self._watchdog.on_fence(self._reader.withhold_fenced)
         return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self._check_open(batch)))
 
     def _check_open(self, batch: Batch) -> None:
@@ -98,6 +98,7 @@ class RecordReader:
         self._assigned: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
         self._given: list[Message] = []
+        self._check: Callable[[], None] = lambda: None
         self._record_bytes: float | None = None
         self._turn, self._drained = 0, True
 
@@ -129,7 +130,7 @@ class RecordReader:
 
         check()
         if self._client is None:
-            self._client = Consumer(self._config, logger=logger_of(self._config))
+            self._client = made(Consumer, self._config)
         moves = self._reading.begin(ranges)
         self._leave(moves.leave)
         self._seek(moves.seek)
@@ -138,19 +139,27 @@ class RecordReader:
             self._seek(self._reading.go_on())
             if self._reading.is_over:
                 return
-            self._given = self._reading.give()
+            self._check, self._given = check, self._reading.give()  # in this order, for withhold_fenced
             if self._given:
                 check()  # a fence that went up before there was anything to withhold
                 yield self._given
             else:
                 self._take(bound)
 
-    def withhold(self) -> None:
-        """Give no record more of those that are on their way to the op.
+    def withhold_fenced(self) -> None:
+        """Give no record more of a batch that is fenced.
 
-        Caller: a thread of the watchdog's when the fence goes up, or the next ``read``. Affects: the list that is being
-        iterated, which ends with the record the op has; its iterator then finds out why.
+        Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is being read.
+        Affects: the list being iterated, which ends with the record the op has; its iterator then finds out why.
         """
+        given, check = self._given, self._check
+        try:
+            check()
+        except KafkaLivenessError:
+            given.clear()
+
+    def withhold(self) -> None:
+        """Give no record more of those that are on their way to the op."""
         self._given.clear()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Ori
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.clients import logger_of
+from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
 from kafka_liveness_dagster.kafka.portions import portions
 
@@ -39,7 +39,7 @@ class SecondLog:
     def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
         config = kafka.committer(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
         self._cluster, self._kafka, self._group_id = Cluster(kafka), kafka, group_id
-        self._client = Consumer(config, logger=logger_of(config))
+        self._client = made(Consumer, config)
         self._seen: dict[TopicPartition, DoneLog] = {}
 
     def record(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_MECHANISMS = {
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-_HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
+HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PKCS8 = re.compile(r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.+?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL)
 _ABOUT_SECURITY = ("sasl.", "ssl.", "ssl_", "security.", "https.", "enable.ssl.", "enable.sasl.")
@@ -51,8 +52,8 @@ class Security:
     ssl_endpoint_identification_algorithm: str = "https"
 
     def __post_init__(self) -> None:
-        if wrong := next(self._wrong(), None):
-            raise InvalidSettingError(wrong)
+        if wrong := list(contradictions({name: getattr(self, name) for name in NAMES})):
+            raise InvalidSettingError("\n".join(wrong))
         self.spark()  # reads the files
 
     def client(self) -> dict[str, str]:
@@ -66,7 +67,7 @@ class Security:
         if self.sasl_mechanism:
             login = f"username={_quoted(self.sasl_username)} password={_quoted(self.sasl_password)}"
             options["sasl.mechanism"] = self.sasl_mechanism
-            options["sasl.jaas.config"] = f"{_MECHANISMS[self.sasl_mechanism]} required {login};"
+            options["sasl.jaas.config"] = f"{MECHANISMS[self.sasl_mechanism]} required {login};"
         if self.ssl_ca_location:
             options["ssl.truststore.type"] = "PEM"
             options["ssl.truststore.certificates"] = _certificates("ssl_ca_location", self.ssl_ca_location)
@@ -79,40 +80,47 @@ class Security:
             options["ssl.key.password"] = self.ssl_key_password
         check = self.ssl_endpoint_identification_algorithm
         if check != NAMES["ssl_endpoint_identification_algorithm"]:
-            options["ssl.endpoint.identification.algorithm"] = _HOST_NAME_CHECKS[check]
+            options["ssl.endpoint.identification.algorithm"] = HOST_NAME_CHECKS[check]
         return {f"kafka.{name}": value for name, value in options.items()}
 
-    def _wrong(self) -> Iterator[str]:
-        """What is wrong, in words without a secret."""
-        protocol, check = self.security_protocol, self.ssl_endpoint_identification_algorithm
-        if protocol not in _PROTOCOLS:
-            yield f"security_protocol is {protocol!r}: wanted {', '.join(_PROTOCOLS)}"
-        if check not in _HOST_NAME_CHECKS:
-            yield f"ssl_endpoint_identification_algorithm is {check!r}: wanted {' or '.join(_HOST_NAME_CHECKS)}"
-        login = ("sasl_mechanism", "sasl_username", "sasl_password")
-        if protocol.startswith("SASL_"):
-            if missing := [name for name in login if not getattr(self, name)]:
-                yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
-            if self.sasl_mechanism not in _MECHANISMS:
-                yield (
-                    f"sasl_mechanism is {self.sasl_mechanism!r}: wanted {', '.join(_MECHANISMS)}; no other can be "
-                    "told to Spark as well"
-                )
-        elif unused := [name for name in login if getattr(self, name)]:
+
+NAMES = {one.name: one.default for one in fields(Security)}
+
+
+def contradictions(told: Mapping[str, str | None]) -> Iterator[str]:
+    """What is wrong with these settings, in words without a secret; no file is looked at."""
+    for name in NAMES:
+        if not VALUE.fits(told[name] or ""):
+            yield f"{name} is refused: wanted {VALUE.wanted}"
+    protocol, check = told["security_protocol"] or "", told["ssl_endpoint_identification_algorithm"]
+    if protocol not in PROTOCOLS:
+        yield f"security_protocol is {protocol!r}: wanted {', '.join(PROTOCOLS)}"
+    if check not in HOST_NAME_CHECKS:
+        yield f"ssl_endpoint_identification_algorithm is {check!r}: wanted {' or '.join(HOST_NAME_CHECKS)}"
+    yield from _wrong_with_the_login(protocol, told)
+    unused = [name for name in NAMES if name.startswith("ssl_") and told[name] not in ("", NAMES[name])]
+    if unused and not protocol.endswith("SSL"):
+        yield f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
+    if bool(told["ssl_certificate_location"]) != bool(told["ssl_key_location"]):
+        yield "ssl_certificate_location and ssl_key_location belong together: set both, or neither"
+    if told["ssl_key_password"] and not told["ssl_key_location"]:
+        yield "ssl_key_password would not be used: ssl_key_location is missing"
+
+
+def _wrong_with_the_login(protocol: str, told: Mapping[str, str | None]) -> Iterator[str]:
+    login, mechanism = ("sasl_mechanism", "sasl_username", "sasl_password"), told["sasl_mechanism"]
+    if not protocol.startswith("SASL_"):
+        if unused := [name for name in login if told[name]]:
             yield (
                 f"{' and '.join(unused)} would not be used: security_protocol is {protocol}. Set it to SASL_SSL, or "
                 "to SASL_PLAINTEXT where the network is trusted"
             )
-        unused = [name for name in NAMES if name.startswith("ssl_") and getattr(self, name) not in ("", NAMES[name])]
-        if unused and not protocol.endswith("SSL"):
-            yield f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
-        if bool(self.ssl_certificate_location) != bool(self.ssl_key_location):
-            yield "ssl_certificate_location and ssl_key_location belong together: set both, or neither"
-        if self.ssl_key_password and not self.ssl_key_location:
-            yield "ssl_key_password would not be used: ssl_key_location is missing"
-
-
-NAMES = {one.name: one.default for one in fields(Security)}
+        return
+    if missing := [name for name in login if not told[name]]:
+        yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
+    if mechanism and mechanism not in MECHANISMS:
+        known = ", ".join(MECHANISMS)
+        yield f"sasl_mechanism is {mechanism!r}: wanted {known}; no other can be told to Spark as well"
 
 
 def is_about_security(setting: str) -> bool:

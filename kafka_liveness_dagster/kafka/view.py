@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_log import committed, owed_before
+from kafka_liveness_dagster.core.membership import is_due_a_partition
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.second_log import SecondLog
@@ -43,6 +44,23 @@ class TwoLanes:
         A rebalance may wait for others' batches or dead sessions.
         """
         return self._lane is not None and self._lane.member.joined and self._lane.member.ended is None
+
+    def partitions_to_come(self) -> str:
+        """Why this member, which has no partition, will be given one: what the group has. Empty when it will not.
+
+        A rebalance that waits for others' batches may let a new member in first, with nothing to do (cooperative).
+
+        Raises:
+            BrokerUnreachableError: nobody can tell.
+        """
+        if self._lane is None or self._lane.member.owned or self._lane.member.arrived:
+            return ""
+        members = self._cluster.members(self.settings.group_id)
+        others = [len(member.partitions) for member in members if member.client_id != self._link.client_id]
+        partitions = len(self._cluster.partitions(self.settings.topics))
+        if not is_due_a_partition(partitions, others):
+            return ""
+        return f"{partitions} partitions, {sum(map(bool, others))} other members at work"
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions owned now; the live lane's alone, as "subscribe(), assign(), and unsubscribe()" are."""

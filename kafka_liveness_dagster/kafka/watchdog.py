@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.1
 RUN_STATE_SECONDS = 0.5
 _STOP_SECONDS = 30.0
+_TELL_SECONDS = 5.0
 log = logging.getLogger("kafka_liveness_dagster")
 
 
@@ -36,7 +37,8 @@ class Watchdog:
     Args:
         timer: the poll timer; polls are reported with ``polled``.
         link: the run to watch.
-        leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up.
+        leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up. It may
+            wait for whoever uses the client; so nothing of this class is held meanwhile.
         serve: called all the time until the fence goes up, on a thread of its own: answer the group
             (``liveness="progress"``); None where only the owner's polls do.
     """
@@ -72,7 +74,7 @@ class Watchdog:
             self._reason = self._reason or FenceReason.CLOSED
             self._stopped.set()
         self._news.set()
-        self._tell()  # before the leave, so that who sees the group without this member can know why
+        self._tell_in_time()  # before the leave, so that who sees the group without this member can know why
         with self._raising:
             if self._reason.may_rejoin:  # with clients that are closed
                 self._reason = FenceReason.CLOSED
@@ -112,21 +114,29 @@ class Watchdog:
             timed_out = self._reason is FenceReason.POLL_TIMEOUT
             raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "")
 
-    def fence(self, reason: FenceReason) -> None:
-        """Raise the fence, unless it is up: the caller saw what no look around can show."""
-        if self._reason is None:
-            self._raise_fence(reason)
+    def fence(self, reason: FenceReason, leave: Callable[[FenceReason], None]) -> None:
+        """Raise the fence, unless it is up: the caller saw what no look around can show.
+
+        Args:
+            reason: what it saw.
+            leave: of the membership it saw it of; nothing is done when another one has begun since.
+        """
+        self._raise_fence(reason, leave)
 
     @property
     def reason(self) -> FenceReason | None:
         """Why the fence is up, None while it is not."""
         return self._reason
 
-    def rearm(self) -> None:
-        """Take a fence down after the member it ended has left: a new member is about to join."""
+    def rearm(self, leave: Callable[[FenceReason], None] | None = None) -> None:
+        """Take a fence down after the member it ended has left: a new member is about to join.
+
+        Args:
+            leave: how the new one is left; None for the same as before.
+        """
         with self._raising:
             self._timer.poll(now_ms())
-            self._reason = None
+            self._reason, self._leave = None, leave or self._leave
         self._news.set()
 
     def _watch(self) -> None:
@@ -164,6 +174,18 @@ class Watchdog:
             except Exception:  # Dagster's database is away: the run goes on until someone says otherwise
                 log.exception("could not ask Dagster how the run is; it counts as %s", self._run_state.value)
 
+    def _tell_in_time(self) -> None:
+        """In a thread of its own: a database that does not answer must not keep the member in its group."""
+        told = threading.Event()
+
+        def tell() -> None:
+            self._tell()
+            told.set()
+
+        threading.Thread(target=tell, name="kafka-liveness-tell", daemon=True).start()
+        if not told.wait(_TELL_SECONDS):
+            log.warning("Dagster did not answer within %g s: it may not know why this process left", _TELL_SECONDS)
+
     def _tell(self) -> None:
         """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
         with self._telling:
@@ -177,18 +199,19 @@ class Watchdog:
                 log.exception("could not tell Dagster: %s", why)
             self._told = why
 
-    def _raise_fence(self, reason: FenceReason) -> None:
+    def _raise_fence(self, reason: FenceReason, of: Callable[[FenceReason], None] | None = None) -> None:
         with self._raising:
-            if self._reason is not None:
+            outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.expired(now_ms())
+            if self._reason is not None or outdated or (of is not None and of != self._leave):
                 return
-            self._reason = reason  # first the fence, then everything that takes time
-            self._news.set()
-            log.warning("fenced: %s", reason.value)
-            self._cancel(self._cancels)
-            try:
-                self._leave(reason)
-            except Exception:  # the session timeout ends what could not be left
-                log.exception("could not leave the group")
+            self._reason, leave = reason, self._leave  # first the fence, then everything that takes time
+        self._news.set()
+        log.warning("fenced: %s", reason.value)
+        self._cancel(self._cancels)
+        try:
+            leave(reason)
+        except Exception:  # the session timeout ends what could not be left
+            log.exception("could not leave the group")
 
     def _cancel(self, cancels: list[Callable[[], None]]) -> None:
         """In a thread of its own: a Spark server that does not answer must not keep the member in its group."""
@@ -204,42 +227,3 @@ class Watchdog:
     def _parent_is_alive(self) -> bool:
         # the id is not enough: a starter may have died before we looked, or have had us forked by a fork server
         return os.getppid() == self._parent and (self._starter is None or self._starter.is_alive())
-
-
-class Watched:
-    """What both lanes let their owner know of the fence."""
-
-    _watchdog: Watchdog
-
-    def check(self) -> None:
-        """Raise when this process may not commit any more: ask before starting anything long.
-
-        Raises:
-            FencedError: the fence is up.
-        """
-        self._watchdog.check()
-
-    def heartbeat(self) -> None:
-        """Say that the work on the open batch goes on: the process timeout begins anew.
-
-        Raises:
-            FencedError: it had passed, or this process may not go on: stop the work.
-        """
-        self._watchdog.polled()
-
-    def on_fence(self, cancel: Callable[[], None]) -> None:
-        """Register what to cancel when the fence goes up, a Spark job for one.
-
-        Caller: a thread of the watchdog's, once per fence. Affects: work already under way.
-        """
-        self._watchdog.on_fence(cancel)
-
-    def _still_polling(self) -> bool:
-        """Report a poll; False when it comes too late and what is planned must be planned again."""
-        try:
-            self._watchdog.polled()
-        except FencedError as error:
-            if not error.reason.may_rejoin:
-                raise
-            return False
-        return True

@@ -26,3 +26,15 @@ class RowsOutsideBatchError(KafkaLivenessError, ValueError):
 
 class WriteConflictError(KafkaLivenessError):
     """Other writers kept changing the same offsets; nothing was written by this one."""
+
+
+class TransformError(KafkaLivenessError):
+    """A transform raised, or gave something else than rows; nothing was written."""
+
+
+class UnreadableRecordError(KafkaLivenessError):
+    """Spark's Kafka source fails at a record of the batch, whatever is made of it; nothing was written."""
+
+
+class SparkFailedError(KafkaLivenessError):
+    """Spark could not compute or write a batch: the table has all of it or nothing, and nothing was committed."""

@@ -18,30 +18,25 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.failpoints import Failpoint, reach
-from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, WriteConflictError
-from kafka_liveness_dagster.spark.inside import OUTSIDE as _OUTSIDE
+from kafka_liveness_dagster.spark import schema
+from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
+from kafka_liveness_dagster.spark.failed import CATALOG, CUTS_A_FILE, in_short, is_the_servers, refusal
+from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
 from kafka_liveness_dagster.spark.inside import inside
 from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
-from kafka_liveness_dagster.spark.table import IcebergTable, check_key
+from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.transformed import Transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.ledger import TableLedger
 
-_MISALIGNED = "where some, but not all, rows match"
-_CONFLICTS = (
-    "Found conflicting",  # "… files", "… deleted files": somebody wrote to the ranges after our snapshot
-    "Found new conflicting",
-    "Missing required files to delete",
-    "Cannot determine history",  # our snapshot was expired meanwhile
-    "CommitFailedException",  # lost every race for the table's metadata pointer
-)
-_GONE = "TABLE_OR_VIEW_NOT_FOUND"
-_CATALOG = "UncheckedSQLException"  # its database is held by others, or two made the same namespace at once
+_DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
 @dataclass(frozen=True)
@@ -86,9 +81,10 @@ def write(
 
     Raises:
         RowsMissingError: the table lost what the ledger knows it held.
-        TableSchemaError: rows or table lack topic, partition and offset.
+        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
+        SparkFailedError: Spark failed at anything else.
     """
     table = table if isinstance(table, IcebergTable) else IcebergTable(table)
     writing = TableWrite(session, table, ranges, make_frame, may_go_on, may_replace, max_attempts, ledger)
@@ -131,14 +127,20 @@ class TableWrite:
             try:
                 rows = execute() if attempt == 1 else self._attempt()()
             except PySparkException as error:
-                problem = _refusal(error, self.table)
-                self._rewrite = self._rewrite or _MISALIGNED in problem
+                refused = refusal(error, self.table)
+                if refused is None:
+                    if is_the_servers(error):
+                        raise
+                    self.may_go_on()  # who was cancelled, or is fenced, failed because of that
+                    raise self._failed(error) from error
+                problem = refused
+                self._rewrite = self._rewrite or CUTS_A_FILE in problem
                 self.table.refresh(self.session)
                 continue
             if self.ledger is not None:
                 self.ledger.landed(self.ranges)
             return Written(rows, attempt, self._rewrite)
-        cause = "what holds the catalog's database" if _CATALOG in problem else "a second writer of the same offsets"
+        cause = "what holds the catalog's database" if CATALOG in problem else "a second writer of the same offsets"
         raise WriteConflictError(
             f"{names(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
             f"{time.monotonic() - started:.0f} s ({problem[:300]}): nothing was written; look for {cause}"
@@ -156,29 +158,51 @@ class TableWrite:
         self.may_replace()
         self.may_go_on()
         frame = self.make_frame()
-        check_key(frame.schema, f"the rows for {table.name}")
+        check_rows(frame, f"the rows for {table.name}")
         self.may_go_on()
         if columns is None:
-            table.create(session, frame.schema)
-        else:
-            frame = table.fit(session, frame, columns)
-        counted = Observation()
-        frame = inside(frame, ranges).observe(counted, F.count(F.lit(1)).alias("rows"))
+            return self._created(frame, told)
+        found = fit(frame, columns, table.name)
+        frame = inside(schema.widened(frame, found.lacking), ranges)
+        written, counted = _counted(frame)
         replaced = merged(ranges)
         if self._rewrite and snapshot_id is not None:
             self.may_go_on()
             replaced = whole_files(ranges, table.files(session, snapshot_id, ranges))
             for side in layers(without(replaced, ranges)):  # apart, so that no new file spans the batch again
                 survivors = table.at(session, snapshot_id).where(condition(side))
-                frame = frame.unionByName(survivors, allowMissingColumns=True)
+                written = written.unionByName(survivors, allowMissingColumns=True)
+        if found.new:
+            schema.rehearse(table, frame, found.new, columns)
+            self.may_go_on()
+            schema.add(table, session, found.new)
 
         def execute() -> int:
             self.may_go_on()
-            _overwrite(frame, table, snapshot_id, replaced, told)
-            reach(Failpoint.AFTER_TABLE_COMMIT)
-            return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
+            _overwrite(written, table, snapshot_id, replaced, told)
+            return _landed(counted)
 
         return execute
+
+    def _created(self, frame: DataFrame, told: Mapping[str, str]) -> Callable[[], int]:
+        """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
+        check_new(frame.schema.fields, self.table.name)
+        written, counted = _counted(inside(frame, self.ranges))
+        schema.create(self.table, written, told)
+        return lambda: _landed(counted)
+
+    def _failed(self, error: PySparkException) -> KafkaLivenessError:
+        """Spark's error as one of ours, when nothing can be tried again."""
+        condition = error.getCondition() or ""
+        if condition.startswith(_DOES_NOT_FIT):
+            return self.table.refused(in_short(error))
+        if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
+            return unreadable
+        return SparkFailedError(
+            f"Spark could not write {names(self.ranges)} to {self.table.name} ({in_short(error)}): the table has all "
+            "of the batch or nothing, no offset of it was committed, and it comes again; mend the transform or what "
+            "the reason names, the server's log has the rest"
+        )
 
 
 def _overwrite(
@@ -188,29 +212,18 @@ def _overwrite(
     replaced: Sequence[OffsetRange],
     told: Mapping[str, str],
 ) -> None:
-    writer = (
-        frame.writeTo(table.quoted)
-        .option("isolation-level", "serializable")
-        .option("distribution-mode", "none")
-        .option("fanout-enabled", "true")
-        .options(**{f"snapshot-property.{name}": text for name, text in told.items()})
-    )
+    writer = frame.writeTo(table.quoted).options(**schema.write_options(told))
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
     writer.overwrite(F.expr(condition(replaced)))
 
 
-def _refusal(error: PySparkException, table: IcebergTable) -> str:
-    """Why Iceberg refused the commit, when beginning again can help; raises otherwise."""
-    message = str(error)
-    if error.getCondition() == _GONE:  # dropped under the batch: the next attempt says so, or makes it
-        return message
-    if _OUTSIDE in message:
-        row = message.partition(_OUTSIDE)[2].split()[0]
-        raise RowsOutsideBatchError(
-            f"the transform gave a row of {row}, which is not in the batch written to {table.name}: nothing was "
-            "written; keep topic, partition and offset as they are in the batch"
-        ) from None
-    if any(sign in message for sign in (_MISALIGNED, _CATALOG, *_CONFLICTS)):
-        return message
-    raise error
+def _counted(frame: DataFrame) -> tuple[DataFrame, Observation]:
+    """The rows, and who knows their number when they are written."""
+    counted = Observation()
+    return frame.observe(counted, F.count(F.lit(1)).alias("rows")), counted
+
+
+def _landed(counted: Observation) -> int:
+    reach(Failpoint.AFTER_TABLE_COMMIT)
+    return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty

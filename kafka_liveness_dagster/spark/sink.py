@@ -93,8 +93,10 @@ def replace(
         may_go_on: raises when this process may not write any more.
 
     Raises:
-        TableSchemaError: the rows lack topic, partition and offset; the sink was not called.
+        TableSchemaError: the rows lack topic, partition and offset, or two columns have one name; the sink was not
+            called.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
+        UnreadableRecordError: Spark cannot read one of the records.
         Exception: whatever the sink raised.
     """
     writing = SinkWrite(sink, ranges, make_frame, may_go_on)
@@ -139,12 +141,12 @@ class SinkWrite:
 
     def begin(self) -> Callable[[], int | None]:
         """Make the frame; gives what calls the sink."""
-        from kafka_liveness_dagster.spark.inside import inside  # noqa: PLC0415 - see finish
-        from kafka_liveness_dagster.spark.table import check_key  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.fit import check_rows  # noqa: PLC0415 - see finish
+        from kafka_liveness_dagster.spark.inside import inside  # noqa: PLC0415
 
         self.may_go_on()
         frame = self.make_frame()
-        check_key(frame.schema, f"the rows for {name_of(self.sink)}")
+        check_rows(frame, f"the rows for {name_of(self.sink)}")
         self.may_go_on()
         replacement = Replacement(inside(frame, self.ranges), tuple(self.ranges), self.may_go_on)
         return lambda: self.sink(replacement)
@@ -157,6 +159,7 @@ class SinkWrite:
         from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
         from kafka_liveness_dagster.spark.iceberg import Written  # noqa: PLC0415
         from kafka_liveness_dagster.spark.inside import stray  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
 
         try:
             rows = execute()
@@ -165,7 +168,9 @@ class SinkWrite:
                 raise RowsOutsideBatchError(
                     f"the transform gave a row of {row}, which is not in the batch {names(self.ranges)} for "
                     f"{name_of(self.sink)}: keep topic, partition and offset as they are in the batch"
-                ) from None
+                ) from error
+            if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
+                raise unreadable from error
             raise
         reach(Failpoint.AFTER_TABLE_COMMIT)
         return Written(rows, attempts=1, rewritten=False)

@@ -1,6 +1,6 @@
 """Which table, does it fit, and which snapshot is it at? Iceberg tables as Spark's catalog shows them.
 
-Never writes rows.
+Never writes rows, nor changes what a table is.
 
 >>> IcebergTable("lake.shop.orders").quoted
 '`lake`.`shop`.`orders`'
@@ -16,31 +16,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
-from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import TableSchemaError
+from kafka_liveness_dagster.spark.failed import NOT_FOUND, is_missing
+from kafka_liveness_dagster.spark.fit import check_key, check_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import StructField
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
-KEY = {"topic": StringType(), "partition": IntegerType(), "offset": LongType()}
-_NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOG_NOT_FOUND")
-_PROPERTIES = {
-    "format-version": "2",
-    "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
-    "write.spark.fanout.enabled": "true",
-    "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
-    # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
-    "write.parquet.page-row-limit": "5000",
-    "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
-    "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
-}
+_INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|position_deletes")
+_NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
 
 
 @dataclass(frozen=True)
@@ -69,48 +61,41 @@ class IcebergTable:
         """The table's columns, or None when there is no such table yet.
 
         Raises:
-            TableSchemaError: the table lacks topic, partition or offset, or is not partitioned by the first two; or
-                there is no such catalog.
+            TableSchemaError: the table lacks topic, partition or offset, is not partitioned by the first two, or has
+                a column with a name of Iceberg's; it is a view, a branch, or of another format; or there is no such
+                catalog.
         """
         try:
+            self._check_whole(session)
             schema: StructType = session.table(self.quoted).select("*", "_partition").schema
         except AnalysisException as error:
-            if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
-                return None
-            if error.getCondition() in _NO_CATALOG:
+            condition = error.getCondition() or ""
+            if condition in _NO_CATALOG:
                 raise TableSchemaError(
                     f"the Spark server has no catalog {self.name.partition('.')[0]!r}: nothing was written; the "
                     "embedded server's is called lake, on one of your own set spark.sql.catalog.<name>"
                 ) from None
-            raise
+            if condition != NOT_FOUND and not condition.startswith("UNRESOLVED_COLUMN"):
+                raise
+            if is_missing(error, self.quoted) or (kind := self._kind(session)) is None:
+                return None
+            raise TableSchemaError(
+                f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
+                "or write with a sink of your own"
+            ) from error
         columns = StructType(schema.fields[:-1])
         check_key(columns, f"table {self.name}")
+        remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
+        check_names(columns.names, f"columns of table {self.name}", remedy)
         self._check_partitioning(schema.fields[-1])
         return columns
 
-    def create(self, session: SparkSession, columns: StructType) -> None:
-        """Create namespace and table unless they exist; of two that create at once, both go on."""
-        properties = ", ".join(f"'{key}'='{value}'" for key, value in _PROPERTIES.items())
-        namespace = self.quoted.rpartition(".")[0]
-        session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
-        session.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.quoted} ({_columns(columns)}) USING iceberg "
-            f"PARTITIONED BY (`topic`, `partition`) TBLPROPERTIES ({properties})"
+    def refused(self, why: str) -> TableSchemaError:
+        """The error for rows of types that the table does not take."""
+        return TableSchemaError(
+            f"the rows do not fit table {self.name} ({why}): nothing was written, and the table is as it was; CAST to "
+            "the table's type in the transform, name the column otherwise (a new one is added), or ALTER the table"
         )
-
-    def fit(self, session: SparkSession, frame: DataFrame, columns: StructType) -> DataFrame:
-        """The frame with the table's columns: what it lacks is null, what is new to the table is added to it."""
-        new = [field for field in frame.schema if field.name not in columns.names]
-        if new:
-            session.sql(f"ALTER TABLE {self.quoted} ADD COLUMNS ({_columns(new)})")
-        lacking = [field for field in columns if field.name not in frame.columns]
-        required = [field.name for field in lacking if not field.nullable]
-        if required:
-            raise TableSchemaError(
-                f"rows for {self.name} lack {', '.join(required)}, which the table requires: nothing was written; "
-                "add the columns in the transform or drop NOT NULL"
-            )
-        return frame.selectExpr("*", *(f"CAST(NULL AS {_type(f.dataType)}) {_name(f.name)}" for f in lacking))
 
     def snapshot_id(self, session: SparkSession) -> int | None:
         """The current snapshot, or None while the table has none."""
@@ -129,7 +114,7 @@ class IcebergTable:
         try:
             session.catalog.refreshTable(self.quoted)
         except AnalysisException as error:
-            if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", *_NO_CATALOG):  # not created yet, or no catalog
+            if error.getCondition() not in (NOT_FOUND, *_NO_CATALOG):  # not created yet, or no catalog
                 raise
 
     def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
@@ -157,6 +142,25 @@ class IcebergTable:
             )
         return [OffsetRange(topic, partition, first, last + 1) for topic, partition, first, last in found]
 
+    def _check_whole(self, session: SparkSession) -> None:
+        """Refuse what is only a part of a table: what Iceberg writes to a branch is not in the table."""
+        whole, _, part = self.quoted.rpartition(".")
+        if _INSIDE_ANOTHER.fullmatch(part.strip("`")) and whole.count(".") and session.catalog.tableExists(whole):
+            raise TableSchemaError(
+                f"{self.name} is a branch, a tag or metadata of table {whole.replace('`', '')}: nothing was written; "
+                "batches go to the table's main branch, so name the table itself"
+            )
+
+    def _kind(self, session: SparkSession) -> str | None:
+        """What it is instead of an Iceberg table; None when it is not there."""
+        try:
+            told = {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {self.quoted}").collect()}
+        except AnalysisException as error:
+            if error.getCondition() == NOT_FOUND:
+                return None
+            raise
+        return "a view" if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
+
     def _check_partitioning(self, partition: StructField) -> None:
         fields = partition.dataType.names if isinstance(partition.dataType, StructType) else []
         if not {"topic", "partition"} <= set(fields):
@@ -165,41 +169,3 @@ class IcebergTable:
                 f"written; ALTER TABLE {self.name} ADD PARTITION FIELD topic, the same for partition, or write to "
                 "a new table, which is created as needed"
             )
-
-
-def _columns(fields: Iterable[StructField]) -> str:
-    """Columns as SQL declares them; pyspark's own toDDL works only in the thread that opened the session."""
-    return ", ".join(f"{_name(field.name)} {_type(field.dataType)}" for field in fields)
-
-
-def _name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _type(kind: DataType) -> str:
-    if isinstance(kind, StructType):
-        return f"struct<{', '.join(f'{_name(field.name)}: {_type(field.dataType)}' for field in kind)}>"
-    if isinstance(kind, ArrayType):
-        return f"array<{_type(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"map<{_type(kind.keyType)}, {_type(kind.valueType)}>"
-    return str(kind.simpleString())
-
-
-def check_key(columns: StructType, of: str) -> None:
-    """Pass when there are topic, partition and offset, of the types Kafka gives.
-
-    Raises:
-        TableSchemaError: one is missing or of another type.
-    """
-    have = {field.name: field.dataType for field in columns}
-    wrong = [
-        f"{name} {wanted.simpleString()}" + (f" (is {have[name].simpleString()})" if name in have else "")
-        for name, wanted in KEY.items()
-        if have.get(name) != wanted
-    ]
-    if wrong:
-        raise TableSchemaError(
-            f"{of} must have {', '.join(wrong)}: nothing was written; a batch is replaced by its offsets, so keep "
-            "the three columns in what the transform returns and in the table"
-        )

@@ -9,6 +9,7 @@ from kafka_liveness_dagster.core.health import Gravity, crash_lag_age, exact, gr
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
 
 RUN, OLDER = "0badcafe", "01dbeef0"
@@ -16,6 +17,7 @@ P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
 AT_WORK, DONE, FAILED = Run(RunFate.IN_PROGRESS, started=True), Run(RunFate.SUCCEEDED), Run(RunFate.FAILED)
 TIMED_OUT = Run(RunFate.IN_PROGRESS, FenceReason.POLL_TIMEOUT.value, started=True)
+DEAD = Run(RunFate.IN_PROGRESS, started=True, process=Word.GONE)
 FROZEN = AT_WORK
 MEMBER, STATIC = MemberSeen("m-1", RUN, (P0,)), MemberSeen("m-1", OLDER, (P0,), is_static=True)
 FOREIGN = MemberSeen("m-2", "rdkafka at 10.0.0.7", (P0,), is_foreign=True)
@@ -52,6 +54,8 @@ NEW = partition(committed=None, mark=None, log_end=50)
         pytest.param([MEMBER], {RUN: TIMED_OUT}, OPEN_BEHIND, FINE, "1 member", id="and it is back"),
         pytest.param([], {RUN: FROZEN}, OPEN_BEHIND, ERROR, f"no member of the group: run {RUN};", id="frozen"),
         pytest.param([], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hanging?", id="frozen, nothing waits"),
+        pytest.param([], {RUN: DEAD}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="its process is gone"),
+        pytest.param([MEMBER], {RUN: AT_WORK, OLDER: DEAD}, OPEN, FINE, "1 member", id="and another took its place"),
         pytest.param([FOREIGN], {}, BEHIND, ERROR, "rdkafka at 10.0.0.7. What they commit", id="only a stranger"),
         pytest.param([FOREIGN, MEMBER], {RUN: AT_WORK}, OPEN, FINE, "1 member at work", id="a stranger beside it"),
     ],

@@ -289,6 +289,13 @@ def test_the_end_of_a_run_does_not_contradict_the_session():
     assert (timeouts.session_ms, timeouts.process_ms) == (30_000, 30_000)
 
 
+@pytest.mark.parametrize(("budget", "milliseconds"), [(10.0, 6_000), (300.0, 295_000)])
+def test_a_rebalance_waits_less_than_the_group_grants(budget, milliseconds):
+    """A heartbeat for hearing of it, a tenth or 2 s for the last commit."""
+    settings = {"session_seconds": None, "heartbeat_seconds": None, "limits": APACHE}
+    assert derive(Budget(budget, "argument"), **settings).handover_ms == milliseconds
+
+
 @given(
     seconds=st.floats(0.001, MAX_BUDGET_SECONDS),
     capped=st.booleans(),
@@ -313,6 +320,7 @@ def test_every_answer_keeps_every_rule(*, seconds, capped, session, heartbeat, l
         assert timeouts.budget is budget
         assert ("raised" in str(timeouts)) == (timeouts.process_ms != round(seconds * 1000))
         check_request_timeout(timeouts.request_ms, timeouts)
+        assert 0 < timeouts.handover_ms <= timeouts.process_ms - timeouts.heartbeat_ms
         check_owner(timeouts, session, heartbeat, limits, group)
 
 

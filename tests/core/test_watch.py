@@ -21,6 +21,7 @@ from kafka_liveness_dagster.core.events import (
 from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, GroupSnapshot, GroupState, MemberSeen, changes
 
 RUN, OTHER = "0badcafe", "0000beef"
@@ -206,11 +207,43 @@ def test_a_group_that_is_deleted_is_told():
 
 
 def test_a_run_that_is_no_member_for_long_is_a_ghost_once():
-    """At work in Dagster, unknown to the group: told after a minute, and again only after it was a member."""
-    alone = group(state=GroupState.EMPTY)
-    looks = told(AT_FIRST, *[alone] * 20)
+    """At work in Dagster, unknown to the group: told when it should be back, and again only after it was a member."""
+    alone = group(state=GroupState.EMPTY, runs={RUN: replace(AT_WORK, away_seconds=70.0)})
+    looks = told(AT_FIRST, *[alone] * 20, AT_FIRST, *[alone] * 20)
     ghosts = [(number, event) for number, look in enumerate(looks) for event in look if isinstance(event, GhostFound)]
-    assert ghosts == [(13, GhostFound(RUN, 60.0))]
+    assert ghosts == [(15, GhostFound(RUN, 70.0)), (36, GhostFound(RUN, 70.0))]
+
+
+def test_a_run_whose_process_is_gone_crashed_though_it_is_in_progress_and_listed():
+    """Killed with its code server: nobody tells Dagster. The broker lists it until its session is over."""
+    gone = {RUN: replace(AT_WORK, process=Word.GONE)}
+    listed, alone = replace(AT_FIRST, runs=gone), group(state=GroupState.EMPTY, commits=AT_FIRST.partitions, runs=gone)
+    first, second, *later = told(AT_FIRST, listed, alone, alone)[1:]
+    assert first == [MemberLeft(RUN, LeaveReason.CRASHED, (P0, P1))]
+    assert second == [GroupEmptied(), GhostFound(RUN, 5.0, gone=True)]
+    assert later == [[]]
+    taken = group(member(OTHER, "m-2"), commits=[commit(P0, OTHER), commit(P1, OTHER)], runs={**gone, OTHER: AT_WORK})
+    assert told(AT_FIRST, taken)[1][0] == MemberLeft(RUN, LeaveReason.CRASHED, ()), "others have its partitions"
+
+
+def test_what_a_sleeping_machine_does_not_see_makes_no_ghost():
+    """A laptop that was shut for hours: its runs slept too, and get the time that they had left."""
+    alone = group(state=GroupState.EMPTY, runs={RUN: replace(AT_WORK, away_seconds=130.0)})
+    _, memory = changes(None, alone, 1_000.0, GHOST_SECONDS)
+    events, memory = changes(memory, alone, 30_000.0, GHOST_SECONDS)
+    assert events == []
+    assert memory.absent[RUN].since == 29_940.0, "a minute counts"
+    events, memory = changes(memory, alone, 30_060.0, GHOST_SECONDS)
+    assert events == []
+    assert changes(memory, alone, 30_070.0, GHOST_SECONDS)[0] == [GhostFound(RUN, 130.0)]
+
+
+def test_a_catch_up_run_is_watched_too():
+    """It is never a member: its signs of life are all there is."""
+    catching = replace(AT_WORK, beat=4, is_catch_up=True)
+    looks = told(*[replace(EMPTY, catch_up={RUN: catching})] * 20)
+    ghosts = [(number, event) for number, look in enumerate(looks) for event in look]
+    assert ghosts == [(18, GhostFound(RUN, 90.0))]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +301,8 @@ def test_words():
     assert "between two looks" in str(RebalanceCompleted(2, None))
     assert str(GroupEmptied()) == "the group has no member any more"
     assert str(GroupDied()) == "the group does not exist any more"
-    assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress and has been no member for 60 s"
+    assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress, but has not been seen at work for 60 s"
+    assert str(GhostFound(RUN, 0.0, gone=True)) == f"run {RUN} is in progress, but its process is gone"
 
 
 def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +21,20 @@ def test_help_waits_for_no_heavy_import():
         "| {'dagster', 'psutil', 'rich', 'filelock'} & (set(sys.modules) - before))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+# one process for all commands: each would spend a second on its imports
+MANY = """
+import json, sys
+from click.testing import CliRunner
+from kafka_liveness_dagster.cli import main
+done = [CliRunner().invoke(main, words) for words in json.load(sys.stdin)]
+print(json.dumps([[one.exit_code, one.output, repr(one.exception)] for one in done]))
+"""
+NOBODY = ["--bootstrap-servers", "127.0.0.1:1"]
+WHY = ["--reason", "why"]
+HALF = os.fsdecode(b"\xff")  # as a shell hands over what is no UTF-8
+SECRET = "sc://h:1/;token=hunter2 "  # a blank behind it
 
 
 @pytest.mark.parametrize("command", ["up", "down", "doctor", "demo", "timeline", "status", "forgive"])
@@ -45,3 +61,52 @@ def test_the_doctor_tells_the_remedy_of_each_failure(home):
     assert {"kafka", "spark"} <= set(failed)
     assert all("`kafka-liveness up`" in line for line in failed.values())
     assert doctor.returncode == 1
+
+
+def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
+    """A group, topic, range, address or time that is none is told as such; some would end the process."""
+    (tmp_path / "group.conf").write_text("group.id=other")
+    (tmp_path / "latin.conf").write_bytes(b"sasl.password=\xff")
+    groups = ["", " ", "\t", "\v", HALF, "a\nb", "x" * 250, "etl.catch-up"]
+    asked = {
+        "wanted 1 to 249 printable characters": [
+            *(["status", group, *NOBODY] for group in groups),
+            *(["audit", group, *NOBODY] for group in groups),
+            *(["forgive", group, "orders:0:0-1", *WHY, *NOBODY] for group in groups),
+        ],
+        "wanted a topic of Kafka's": [
+            [command, "etl", "--topic", topic, *NOBODY]
+            for command in ("status", "audit")
+            for topic in ("", " ", "a:b", HALF, "x" * 600)
+        ],
+        "is not a crash lag key": [
+            ["forgive", "etl", one, *WHY, *NOBODY]
+            for one in ("orders", f"{HALF}:0:0-1", "orders:9999999999:0-1", "orders:0:0-9999999999999999999")
+        ],
+        "wanted text without": [["forgive", "etl", "orders:0:0-1", "--reason", HALF, *NOBODY]],
+        "wanted catalog.namespace.table": [[one, "etl", "--table", "a;b", *NOBODY] for one in ("status", "audit")],
+        "wanted host:port,host:port": [
+            [*command, "--bootstrap-servers", servers]
+            for command in (["status", "etl"], ["audit", "etl"], ["doctor"], ["timeline"])
+            for servers in (" ", "h", "h:99999")
+        ],
+        "wanted a Spark Connect address": [
+            ["audit", "etl", "--spark", SECRET, *NOBODY],
+            ["doctor", "--spark-remote", "sc://"],
+        ],
+        "is no number of seconds": [["status", "etl", "--watch", "nan", *NOBODY], ["timeline", "--session", "nan"]],
+        "is not in the range": [["status", "etl", "--watch", "inf", *NOBODY], ["timeline", "--stall", "inf"]],
+        "extra setting group.id='other' is refused": [
+            ["status", "etl", *NOBODY, "--command-config", str(tmp_path / "group.conf")]
+        ],
+        "it is no UTF-8": [["status", "etl", *NOBODY, "--command-config", str(tmp_path / "latin.conf")]],
+    }
+    commands = [words for several in asked.values() for words in several]
+    child = [sys.executable, "-c", MANY]
+    told = subprocess.run(child, input=json.dumps(commands), capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    wanted = [words for words, several in asked.items() for _ in several]
+    for command, says, (code, output, error) in zip(commands, wanted, json.loads(told.stdout), strict=True):
+        assert (code, error) == (2, "SystemExit(2)"), (command, error)
+        assert says in output, (command, output)
+        assert "hunter2" not in output

@@ -157,3 +157,34 @@ def test_an_unknown_service_is_refused(home):
     """A misspelt name is an error, not a service that is silently not started."""
     with pytest.raises(InvalidSettingError, match=r"no embedded service is called \['kafak'\]"):
         services.ensure(which=("kafak",))
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        pytest.param("kafka", r"the storage of Kafka was not formatted in 0\.02 s", id="its storage is formatted"),
+        pytest.param("spark", r"Spark Connect did not answer on port \d+ in 0\.02 s", id="it does not answer"),
+    ],
+)
+def test_who_sets_the_limit_of_a_start_is_told_so_when_it_passes(home, processes_of, monkeypatch, which, message):
+    """A start that takes too long says how long it may take, what sets that, and where its log is; nothing runs on."""
+    monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", "0.02")
+    with pytest.raises(ServiceNotStartedError, match=rf"(?s){message}.*KAFKA_LIVENESS_START_SECONDS.*\.log ends with"):
+        services.ensure(which=(which,))
+    assert not processes_of(home)
+
+
+@pytest.mark.parametrize("seconds", ["soon", "0", "-5", "nan", "inf", "5 s"])
+def test_a_limit_that_is_none_is_refused_before_anything_is_made(home, monkeypatch, seconds):
+    """A mistyped limit is told with the value and what was wanted, not taken for no limit."""
+    monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", seconds)
+    with pytest.raises(InvalidSettingError, match=f"KAFKA_LIVENESS_START_SECONDS is '{seconds}': wanted a number"):
+        services.ensure(which=KAFKA)
+    assert not home.exists()
+
+
+def test_a_state_folder_that_cannot_be_made_is_told_with_the_other_way(tmp_path):
+    """No rights, a full disk, a file where a folder should be: an error with the folder and the variable, no trace."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServiceNotStartedError, match=r"services of .*file/state could not .*KAFKA_LIVENESS_HOME"):
+        services.ensure(which=KAFKA, home=tmp_path / "file" / "state")

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.heartbeat import RunState
@@ -43,7 +44,7 @@ def link(run_id="0badcafe"):
 )
 def test_a_setting_that_breaks_a_promise_is_refused_with_its_remedy(name, value, remedy):
     """Each refusal names the setting and where to say it instead."""
-    with pytest.raises(InvalidSettingError, match=f"{name}={value} is refused: .*{remedy}"):
+    with pytest.raises(InvalidSettingError, match=f"{name}='{value}' is refused: .*{remedy}"):
         KafkaSettings("localhost:9092", {name: value})
 
 
@@ -78,17 +79,17 @@ def test_no_broker_is_a_named_error_within_seconds():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        pytest.param({"topics": ()}, "at least one topic", id="nothing to consume"),
-        pytest.param({"topics": "orders"}, "wanted a list", id="a string is a list of letters"),
-        pytest.param({"max_poll_records": 0}, "max_poll_records is 0", id="a batch without room"),
-        pytest.param({"group_id": ""}, "must not be empty", id="no group"),
+        pytest.param({"topics": ()}, "topics of the consumer of group g is .*: wanted at least one", id="no topics"),
+        pytest.param({"max_poll_records": 0}, "max_poll_records of .* is 0: wanted a whole number", id="no room"),
+        pytest.param({"group_id": ""}, "group_id of .* is '': wanted 1 to 249", id="no group"),
         pytest.param({"group_id": "orders.catch-up"}, "second commit log", id="the name of a second log"),
     ],
 )
 def test_a_live_lane_that_cannot_work_is_refused(settings, words):
-    """Each refusal says what was wanted."""
+    """Before a broker is asked for anything: each refusal says what was wanted."""
+    kafka = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1")
     with pytest.raises(InvalidSettingError, match=words):
-        LiveSettings(**{"topics": ("orders",), "group_id": "g", **settings})
+        kafka.consumer(**{"topics": ["orders"], "group_id": "g", **settings})
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,18 @@ def test_a_cancel_that_hangs_does_not_hold_the_partitions(watch):
     assert in_time
 
 
+def test_a_dagster_that_does_not_answer_does_not_keep_the_member_in_the_group():
+    """Its database hangs when it is to be told why the consumer closes: it is closed all the same, and says so."""
+    answer, stopped = threading.Event(), threading.Event()
+    tell = lambda _: answer.wait(2 * PATIENCE)  # noqa: E731
+    silent = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, tell=tell)
+    dog = Watchdog(PollTimer(60_000, now_ms()), silent, lambda _: None)
+    threading.Thread(target=lambda: (dog.stop(), stopped.set()), daemon=True).start()
+    in_time = stopped.wait(PATIENCE / 2)
+    answer.set()
+    assert in_time
+
+
 def test_what_is_registered_after_the_fence_is_cancelled_at_once(watch):
     """Work begun in the moment of the fence is cancelled too."""
     left, cancelled = threading.Event(), threading.Event()
@@ -152,3 +164,28 @@ def test_what_is_closed_after_its_deadline_does_not_rejoin():
     with pytest.raises(FencedError, match="was closed") as caught:
         dog.check()
     assert not caught.value.reason.may_rejoin
+
+
+def test_nothing_is_held_while_a_member_leaves():
+    """To leave it waits for the client, whose user may be asking whether it is fenced: no waiting in a circle."""
+    answered = threading.Event()
+
+    def leave(_reason):
+        asks = threading.Thread(target=lambda: (dog.fence(FenceReason.REPLACED, leave), answered.set()), daemon=True)
+        asks.start()
+        asks.join(3)
+
+    dog = Watchdog(PollTimer(60_000, now_ms()), link(), leave)
+    dog.fence(FenceReason.PARTITIONS_LOST, leave)
+    assert answered.is_set()
+
+
+def test_a_fence_is_of_one_membership():
+    """What was seen of a member that has ended meanwhile does nothing to the next one."""
+    left = []
+    dog = Watchdog(PollTimer(60_000, now_ms()), link(), left.append)
+    before = left.append
+    dog.rearm(left.remove)
+    dog.fence(FenceReason.PARTITIONS_LOST, before)
+    dog.check()
+    assert left == []

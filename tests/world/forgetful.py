@@ -18,9 +18,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.spark.errors import TransformError
 
 
-class TransformError(Exception):
+class CrashError(Exception):
     """What ended a run."""
 
 
@@ -114,10 +115,11 @@ class Forgetful:
 
         def die(batch):
             if batch.selectExpr("max(offset)").first()[0] >= 70:
-                raise TransformError
+                raise CrashError
 
         ended_by = self.live(die, max_poll_records=70)
         assert isinstance(ended_by, TransformError), ended_by
+        assert isinstance(ended_by.__cause__, CrashError)
         assert self.committed() == 70
 
     def owe_70_to_120(self):
@@ -230,7 +232,7 @@ class Forgetful:
     def _ended_by(self, run, defs, job):
         try:
             run(defs.resolve_job_def(job.name))
-        except (KafkaLivenessError, TransformError) as error:
+        except KafkaLivenessError as error:
             return error
         return None
 

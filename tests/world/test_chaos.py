@@ -8,7 +8,10 @@ import dagster as dg
 import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.runs import sign_of
+from kafka_liveness_dagster.signs import word_of
 from tests.world.chaos import FIRST, HEARTBEAT, LAST, PROTOCOLS
 from tests.world.stories import is_alive, pause, stop, wait_for
 
@@ -93,11 +96,14 @@ def test_a_step_leaves_when_its_run_worker_is_killed(story, protocol):
     ("law", "protocol"), [*(("orphaned", protocol) for protocol in PROTOCOLS), ("forked", "classic")]
 )
 def test_a_step_leaves_though_nobody_says_that_its_run_failed(story, law, protocol):
-    """The death of the run worker is enough, whichever way it started its step: the run is `started` for ever."""
+    """The death of the run worker is enough, whichever way it started its step; the sensor sees it, too."""
     story = story(law, protocol)
     worker, run = story.script()
     orphans_leave(story, run, worker)
-    assert story.status(run) is dg.DagsterRunStatus.STARTED
+    record = story.instance.get_run_record_by_id(run)
+    assert record.dagster_run.status is dg.DagsterRunStatus.STARTED
+    assert sign_of(record.dagster_run).process.pid == worker.pid, "the step's own end would not be the run's"
+    assert word_of(story.instance, record, time.time(), away=True) is Word.GONE
 
 
 def test_a_step_whose_run_worker_died_before_it_joined_leaves_too(story):

@@ -19,7 +19,7 @@ from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, TopicNotFoundError
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, KafkaRefusedError, TopicNotFoundError
 from kafka_liveness_dagster.kafka.link import RunLink
 from kafka_liveness_dagster.kafka.member import Member
 
@@ -327,3 +327,28 @@ def test_an_unknown_topic_names_what_resembles_it(group):
     with pytest.raises(TopicNotFoundError, match=says), group.consumer(topics=(misspelt,)) as consumer:
         consumer.poll(0)
     assert group.members() == ()
+
+
+def test_a_group_of_another_assignor_is_named_with_the_ways_out(services, make_topic, make_group):
+    """Somebody else's consumer is in the group by another assignor: who has to change what is said, nothing is joined.
+
+    And one of the ways out works: told the assignor of the others, it joins them.
+    """
+    group = Group(KafkaSettings(services.bootstrap_servers), make_topic(2), make_group(SESSION, HEARTBEAT), "classic")
+    ranged = KafkaSettings(services.bootstrap_servers, {"partition.assignment.strategy": "range"})
+    stranger = Member(ranged, group.live, group.timeouts, link(OTHER_RUN))
+    try:
+        serve_until(lambda: len(stranger.arrived) == 2, stranger)
+        before = group.members()
+        with group.consumer() as ours, pytest.raises(KafkaRefusedError, match=group.group_id) as refused:
+            ours.poll(PATIENCE)
+        for told in ("INCONSISTENT_GROUP_PROTOCOL", "cooperative-sticky", "partition.assignment.strategy", "group_id"):
+            assert told in str(refused.value)
+        assert (group.members(), group.committed()) == (before, {})
+        companion = Member(ranged, group.live, group.timeouts, link(RUN))
+        try:
+            serve_until(lambda: companion.arrived and len(stranger.arrived) == 1, stranger, companion)
+        finally:
+            companion.leave(release=False)
+    finally:
+        stranger.leave(release=False)

@@ -116,6 +116,23 @@ def test_iterating_ends_with_the_fence(services, two_topics, make_group):
         consumer.commit(again)
 
 
+def test_a_fence_that_is_told_late_takes_nothing_from_the_next_batch(services, two_topics, make_group):
+    """Something before it was slow: the consumer is a new member by then and reads again, and no record is missing."""
+    kafka, group = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers), make_group(45, 5)
+    with kafka.consumer(topics=two_topics, group_id=group, max_poll_records=100, max_batch_seconds=4) as consumer:
+        batch, fenced, go_on, told = consumer.poll(SECONDS), *(threading.Event() for _ in range(3))
+        consumer.on_fence(lambda: (fenced.set(), go_on.wait(60)))
+        next(consumer.records(batch))
+        consumer.on_fence(told.set)
+        assert fenced.wait(60)
+        again = consumer.poll(SECONDS)
+        records = consumer.records(again)
+        first = next(records)
+        go_on.set()
+        assert told.wait(60)
+        assert places([first, *records]) == in_turns(again.ranges)
+
+
 def test_a_slow_op_holds_little(services, make_topic, produce):
     """Large records, slowly read: never more than the bound wait, however much the log has."""
     topic = make_topic(1)

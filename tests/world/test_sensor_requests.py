@@ -144,17 +144,21 @@ def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch
         assert desk.wanted() == [], "20 s after the fourth one"
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_ghost_is_told_and_failed_if_wanted(world, instance, fails):
-    """A run at work that never comes to its group; one that is no ghost any more is left alone."""
-    desk = Desk(world, instance, ghost_after_seconds=0.0, fail_ghost_runs=fails)
-    run, starting = desk.run("live"), desk.run("live", status=None)
-    instance.report_run_canceling(instance.get_run_by_id(starting))
-    told = desk.tick().asset_events[0].description
-    assert told == f"run {run[:8]} is in progress and has been no member for 0 s"
-    assert desk.status(run) is (FAILURE if fails else STARTED)
-    assert desk.status(starting) is dg.DagsterRunStatus.CANCELING
-    assert desk.tick().asset_events == [], "told once"
+@pytest.mark.parametrize(("seconds", "delayed"), [(400, False), (200, True)])
+def test_a_run_that_worked_for_long_does_not_fail_all_the_time(world, instance, monkeypatch, seconds, delayed):
+    """What ends one run a week is no reason to wait: the next one starts at once, however often it came before."""
+    world.grow_to(10)
+    desk, now = Desk(world, instance), time.time()
+    for _ in range(4):
+        desk.run("live", FAILURE)
+    assert desk.wanted() == []
+    records = instance.get_run_records
+    monkeypatch.setattr(
+        type(instance),
+        "get_run_records",
+        lambda _, *a, **k: [record._replace(start_time=now - seconds, end_time=now) for record in records(*a, **k)],
+    )
+    assert (desk.wanted() == []) is delayed
 
 
 def test_no_more_live_runs_than_partitions(world, instance):

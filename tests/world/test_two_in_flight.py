@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -10,13 +11,15 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.spark.errors import TransformError
+from kafka_liveness_dagster.spark.iceberg import write
 from tests.world.stories import wait_for
 
 SIZE = 20
 
 
-class TransformError(Exception):
+class SecondBatchError(Exception):
     """What is wrong with the second batch."""
 
 
@@ -25,7 +28,7 @@ class World:
 
     def __init__(self, services, topic, table, protocol, **settings):
         self.topic, self.table, self.group = topic, table, f"etl-{topic}"
-        self.gate = f"gate-{uuid4().hex}"
+        self.gate, self.instance = f"gate-{uuid4().hex}", None
         timeouts = {"session_timeout_seconds": 6, "heartbeat_interval_seconds": 0.2} if protocol == "classic" else {}
         self.kafka = kl.KafkaLivenessResource(
             bootstrap_servers=services.bootstrap_servers, group_protocol=protocol, **timeouts
@@ -48,8 +51,16 @@ class World:
         resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self.spark})
         job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_job")
         with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
+            instance.get_runs()  # makes its tables, for those who ask meanwhile
+            self.instance = instance
             run = job.execute_in_process(instance=instance, raise_on_error=False)
+            self.tags = instance.get_run_by_id(run.run_id).tags
             return run, [entry.user_message for entry in instance.all_logs(run.run_id)]
+
+    def said_in_progress(self, words):
+        """Whether a run's page shows these words in a tag."""
+        runs = self.instance.get_runs() if self.instance is not None else []
+        return any(words in value for run in runs for value in run.tags.values())
 
     def committed(self):
         """The group's committed offset."""
@@ -62,6 +73,11 @@ class World:
         closed = f"coalesce(java_method('java.lang.System', 'getProperty', '{self.gate}'), '') <> 'open'"
         held = f"if(offset < {SIZE} AND {closed}, {' || '.join([nap] * 5)}, '')"
         return batch.selectExpr("topic", "partition", "offset", f"concat({held}, '') AS nap")
+
+    def make_table(self, spark):
+        """A table without rows: the batch that makes it would be waited for."""
+        none = spark.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS nap").where("false")
+        write(spark, self.table, [OffsetRange("before", 0, 0, 1)], lambda: none)
 
     def open_gate(self, spark):
         """Let the first batch go on."""
@@ -87,13 +103,17 @@ def offsets(found):
 
 
 def test_a_batch_may_overtake_in_the_table_but_not_in_the_commit_log(world, rows, spark):
-    """The second batch is in the table while the first is still read, and nothing is committed before the first is."""
+    """The second batch is in the table while the first is still read, and nothing is committed before the first is.
+
+    In a table that is there: the batch that makes it is waited for, so that nobody makes it twice.
+    """
     found = world(3)
+    found.make_table(spark)
     with ThreadPoolExecutor(1) as pool:
 
         def watch():
             try:
-                wait_for(lambda: spark.catalog.tableExists(found.table) and len(rows(found.table)) == SIZE)
+                wait_for(lambda: len(rows(found.table)) == SIZE)
                 return offsets(rows(found.table)), found.committed()
             finally:
                 found.open_gate(spark)
@@ -120,19 +140,21 @@ def test_one_setting_turns_it_off(world, rows):
     assert offsets(rows(found.table)) == list(range(3 * SIZE))
 
 
-def test_a_batch_that_fails_does_not_take_the_one_before_with_it(world, rows):
+def test_a_batch_that_fails_does_not_take_the_one_before_with_it(world, rows, spark):
     """The second batch's transform raises while the first is written: the first is committed, then the run fails."""
     found, calls = world(3), []
+    found.make_table(spark)
 
     def transform(batch):
         calls.append(batch)
         if len(calls) > 1:
-            raise TransformError
+            raise SecondBatchError
         return found.rows_of(batch).drop("nap")
 
     run, _ = found.run(transform)
     assert not run.success
-    assert run.failure_data_for_node("orders").error.cause.cls_name == TransformError.__name__
+    error = run.failure_data_for_node("orders").error.cause
+    assert (error.cls_name, error.cause.cls_name) == (TransformError.__name__, SecondBatchError.__name__)
     assert found.committed() == SIZE
     assert offsets(rows(found.table)) == list(range(SIZE))
 
@@ -148,10 +170,56 @@ def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
             [first] = wait_for(lambda: other.poll(1.0)).ranges
             return first.start, len([row for row in rows(found.table) if row["partition"] == first.partition])
 
+    def transform(batch):
+        """What follows the first commit waits for the second member: on a busy machine nothing would be left for it."""
+        if found.committed():
+            wait_for(lambda: len(found.kafka.cluster().members(found.group)) == 2)
+        return found.rows_of(batch).drop("nap")
+
     with ThreadPoolExecutor(1) as pool:
         seen = pool.submit(second_member)
-        run, said = found.run(lambda batch: found.rows_of(batch).drop("nap"))
+        run, said = found.run(transform)
         began_at, written = seen.result()
     assert run.success
     assert [line for line in said if "handed over" in line] == []
     assert 0 < began_at == written < 12 * SIZE, "all that was written was committed before the partition went"
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
+    """It joins beside a member in the middle of a long batch, is given nothing yet, and waits instead of ending."""
+    found = world(1, partitions=2, protocol=protocol)
+    with found.kafka.consumer(
+        topics=[found.topic], group_id=found.group, max_batch_seconds=60, max_poll_records=1
+    ) as holder:
+        wait_for(lambda: holder.poll(0.1) is not None or len(holder.assignment()) == 2)
+        ended, waits = threading.Event(), threading.Event()
+
+        def finish(may_wait):
+            """The open batch is finished when the other has waited for longer than what is idle."""
+            while not ended.is_set() and not waits.is_set():
+                may_wait()
+
+        holder.before_revoke(finish)
+
+        def hold():
+            while not ended.is_set():
+                holder.poll(0.1)
+
+        def told():
+            while not ended.is_set() and not found.said_in_progress("waits for partitions"):
+                threading.Event().wait(0.05)
+            waits.set()
+
+        with ThreadPoolExecutor(2) as pool:
+            held, heard = pool.submit(hold), pool.submit(told)
+            try:
+                run, said = found.run(lambda batch: found.rows_of(batch).drop("nap"))
+            finally:
+                ended.set()
+            held.result()
+            heard.result()
+    assert run.success
+    assert len([line for line in said if "waits for partitions" in line]) == 1
+    assert found.tags["kafka_liveness/waits_for"] == ""
+    assert len(rows(found.table)) == SIZE, "one partition of two came to it"

@@ -1,0 +1,151 @@
+"""Which names and addresses can Kafka, Spark and Dagster really take? Asks none of them.
+
+Kafka's client library ends the process over some texts: a group id of blanks alone, a topic with half a character, a
+topic of 600 letters. Others it cuts without a word: blanks in front, what follows a NUL. So a text is judged before it
+gets near.
+
+>>> TOPIC.fits("orders.v1"), TOPIC.fits("orders v1"), GROUP_ID.fits(" ")
+(True, False, False)
+>>> GROUP_ID.check("etl.catch-up", "group_id")
+Traceback (most recent call last):
+kafka_liveness_dagster.core.errors.InvalidSettingError: group_id is 'etl.catch-up': wanted 1 to 249 printable...
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_CHARACTERS = 249  # of a topic, says Kafka; nobody means a longer group id
+
+RANGE_OF_PARTITIONS = "..."  # Dagster's
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_TABLE = re.compile(r"[A-Za-z0-9_-]{1,255}(\.[A-Za-z0-9_-]{1,255}){2,}")
+_SERVER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+):(?P<port>[0-9]{1,5})")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 80
+
+
+@dataclass(frozen=True)
+class Name:
+    """A kind of text: which texts are of it, and how to say so."""
+
+    wanted: str
+    fits: Callable[[str], bool]
+
+    def check(self, value: object, setting: str) -> None:
+        """Pass when the value is of this kind.
+
+        Raises:
+            InvalidSettingError: with the setting, the value and what was wanted.
+        """
+        if not (isinstance(value, str) and self.fits(value)):
+            raise InvalidSettingError(f"{setting} is {shown(value)}: wanted {self.wanted}")
+
+
+def shown(value: Any) -> str:
+    """The value as an error shows it: of one line, cut when it is long; for some values Python itself has no words."""
+    try:
+        return _shown.repr(value)
+    except Exception:  # noqa: BLE001 - a number of 5,000 digits, a `__repr__` that raises
+        return f"a value of type {type(value).__name__}"
+
+
+def _is_text(text: str) -> bool:
+    return "\0" not in text and not _HALF_CHARACTER.search(text)
+
+
+def _is_value(text: str) -> bool:
+    # librdkafka takes blanks in front away: a password would be another one for Spark
+    return _is_text(text) and not text[:1].isspace()
+
+
+def _is_id(text: str) -> bool:
+    # the same, and nobody could tell two groups apart of which one ends in a blank
+    return 0 < len(text) <= MOST_CHARACTERS and text.isprintable() and text == text.strip()
+
+
+def _is_group_id(text: str) -> bool:
+    return _is_id(text) and not text.endswith(CATCH_UP_SUFFIX)
+
+
+def _is_topic(text: str) -> bool:
+    return _TOPIC.fullmatch(text) is not None and text not in (".", "..")
+
+
+def _is_owed_topic(text: str) -> bool:
+    return _is_topic(text) and RANGE_OF_PARTITIONS not in text
+
+
+def _is_table(text: str) -> bool:
+    return _TABLE.fullmatch(text) is not None
+
+
+def _is_port(text: str | None) -> bool:
+    return text is not None and 0 < int(text) <= 65_535  # noqa: PLR2004 - sixteen bits
+
+
+def _are_servers(text: str) -> bool:
+    found = [_SERVER.fullmatch(one.strip(" ")) for one in text.split(",") if one.strip(" ")]
+    return bool(found) and all(one is not None and _is_port(one["port"]) for one in found)
+
+
+def _is_remote(text: str) -> bool:
+    if not (text.startswith("sc://") and text.isascii() and text.isprintable()) or " " in text:
+        return False
+    try:
+        url = urlsplit(text)
+        has_address = bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
+    nothing, *parameters = url.path.removeprefix("/").split(";")
+    return has_address and not nothing and all(_is_parameter(*one.partition("=")) for one in parameters if one)
+
+
+def _is_parameter(name: str, equals: str, value: str) -> bool:
+    return bool(equals) and (name != "session_id" or _UUID.fullmatch(value) is not None)
+
+
+_ID = f"1 to {MOST_CHARACTERS} printable characters without a blank at either end"
+TEXT = Name("text without NUL and without halves of characters", _is_text)
+VALUE = Name(f"{TEXT.wanted}, and without blanks in front, which librdkafka would take away", _is_value)
+TOPIC = Name(
+    f"a topic of Kafka's: 1 to {MOST_CHARACTERS} letters (a-z, A-Z), digits, '.', '_' and '-', but not '.' or '..'",
+    _is_topic,
+)
+OWED_TOPIC = Name(
+    f"{TOPIC.wanted}; nor with '...' in it, by which Dagster tells a range of partitions, so that crash lag of this "
+    "topic could not be one",
+    _is_owed_topic,
+)
+GROUP_ID = Name(f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the second commit log", _is_group_id)
+MEMBER_ID = Name(_ID, _is_id)
+TABLE = Name(
+    "catalog.namespace.table of letters (a-z, A-Z), digits, _ and -, like lake.shop.orders, each part of at most 255",
+    _is_table,
+)
+SERVERS = Name("host:port,host:port with ports from 1 to 65535", _are_servers)
+REMOTE = Name(
+    "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",
+    _is_remote,
+)
+
+
+def check_group_id(group_id: str) -> None:
+    """Refuse a group id that a client could not take, or that could not be told from a second log.
+
+    Raises:
+        InvalidSettingError: with what was wanted.
+    """
+    GROUP_ID.check(group_id, "group_id")

@@ -1,0 +1,112 @@
+"""How does a table come by the columns of these rows? Made with them, or given them when nothing refuses them any more.
+
+Never changes anything for rows that turn out not to be written: neither a schema, nor a table, nor a namespace.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+
+from kafka_liveness_dagster.spark.failed import in_short, is_the_servers
+from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, sql_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
+
+    from kafka_liveness_dagster.spark.table import IcebergTable
+
+_PROPERTIES = {
+    "format-version": "2",
+    "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
+    "write.spark.fanout.enabled": "true",
+    "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
+    # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
+    "write.parquet.page-row-limit": "5000",
+    "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
+    "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
+}
+
+
+def create(table: IcebergTable, frame: DataFrame, told: Mapping[str, str]) -> None:
+    """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
+    session, namespace = frame.sparkSession, table.quoted.rpartition(".")[0]
+    is_new = _create_namespace(session, namespace)
+    writer = frame.writeTo(table.quoted).using("iceberg").partitionedBy(F.col("topic"), F.col("partition"))
+    for key, value in _PROPERTIES.items():
+        writer = writer.tableProperty(key, value)
+    try:
+        writer.options(**write_options(told)).create()
+    except PySparkException:
+        if is_new:
+            with suppress(PySparkException):  # somebody else has a table in it by now
+                session.sql(f"DROP NAMESPACE IF EXISTS {namespace}")
+        raise
+
+
+def widened(frame: DataFrame, lacking: Iterable[StructField]) -> DataFrame:
+    """The frame with columns it lacks, as null."""
+    return frame.selectExpr("*", *(f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in lacking))
+
+
+def rehearse(table: IcebergTable, frame: DataFrame, new: Sequence[StructField], columns: StructType) -> None:
+    """Find out what could refuse rows that bring new columns: the schema is not part of the rows' commit.
+
+    So Spark is asked whether the other columns can be written, and computes the rows once for nothing: one that no
+    batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it knows.
+
+    Args:
+        table: the table.
+        frame: the rows.
+        new: those of their columns that the table lacks.
+        columns: the table's.
+
+    Raises:
+        TableSchemaError: the table cannot take the rows.
+        pyspark.errors.PySparkException: a row failed.
+    """
+    added = {field.name for field in new}
+    known = frame.selectExpr(*(quoted(name) for name in frame.columns if name not in added))
+    sql = f"EXPLAIN INSERT INTO {table.quoted} BY NAME SELECT * FROM {{rows}}"
+    plan = frame.sparkSession.sql(sql, rows=known).collect()
+    if len(plan) > 1 and plan[0][0].startswith("Error"):
+        raise table.refused(plan[1][0])
+    as_stored(frame, columns).write.format("noop").mode("overwrite").save()
+
+
+def add(table: IcebergTable, session: SparkSession, new: Iterable[StructField]) -> None:
+    """Add columns.
+
+    Raises:
+        TableSchemaError: the table cannot have them; it has none of them.
+        pyspark.errors.PySparkException: somebody else added one of them meanwhile.
+    """
+    try:
+        session.sql(f"ALTER TABLE {table.quoted} ADD COLUMNS ({', '.join(map(column, new))})")
+    except PySparkException as error:
+        if is_the_servers(error) or error.getCondition() == "FIELD_ALREADY_EXISTS":
+            raise
+        raise table.refused(in_short(error)) from error
+
+
+def write_options(told: Mapping[str, str]) -> dict[str, str]:
+    """How every write goes, and what it tells in its snapshot's summary."""
+    summary = {f"snapshot-property.{name}": text for name, text in told.items()}
+    return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": "true", **summary}
+
+
+def _create_namespace(session: SparkSession, namespace: str) -> bool:
+    """Create it; False when it was there."""
+    try:
+        session.sql(f"CREATE NAMESPACE {namespace}")
+    except AnalysisException as error:
+        if error.getCondition() == "SCHEMA_ALREADY_EXISTS":
+            return False
+        raise
+    return True

@@ -1,0 +1,150 @@
+"""What does the user's transform make of a batch? Rows, or an error that says whose it is.
+
+Called in the run's thread, once for each attempt at a batch. Reads nothing by itself, unless a record has to be found
+that Spark cannot read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
+from kafka_liveness_dagster.spark.failed import in_short, is_the_servers, is_timestamp
+from kafka_liveness_dagster.spark.source import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from pyspark.sql import SparkSession
+
+_LAST_MS = (2**63 - 1) // 1000
+"""Spark counts microseconds: a later timestamp, of the year 294247, overflows."""
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """The rows of one batch, made anew with each call.
+
+    Attributes:
+        transform: the user's, from the batch's records to the rows to keep.
+        ranges: the batch.
+        options: of Spark's Kafka source.
+        let_pass: exceptions of the transform that are orders to whoever runs it.
+    """
+
+    transform: Callable[[DataFrame], DataFrame]
+    session: SparkSession
+    ranges: Sequence[OffsetRange]
+    options: Mapping[str, str]
+    let_pass: tuple[type[Exception], ...] = ()
+
+    def __call__(self) -> DataFrame:
+        """Call the transform.
+
+        Raises:
+            TransformError: it raised, or gave something else than rows of this session.
+            SparkFailedError: the server cannot read from Kafka.
+        """
+        batch = read(self.session, self.ranges, self.options)
+        try:
+            rows = self.transform(batch)
+            if isinstance(rows, DataFrame):
+                _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
+        except Exception as error:
+            if isinstance(error, (KafkaLivenessError, *self.let_pass)):
+                raise
+            if isinstance(error, PySparkException):
+                if is_the_servers(error):
+                    raise
+                self._check_source(batch)
+            raise self._refused(f"raised {_named(error)}", "mend the transform; the batch comes again") from error
+        if not isinstance(rows, DataFrame):
+            raise self._refused(f"returned {_kind(rows)} instead of a DataFrame", _hint(rows))
+        if rows.sparkSession is not self.session:
+            raise self._refused("returned a DataFrame of another Spark session", "make it of the batch it is given")
+        return rows
+
+    def unreadable(self, error: PySparkException) -> UnreadableRecordError | None:
+        """The record at which Spark's Kafka source failed, by name; None for other errors. Reads the batch again."""
+        if not is_timestamp(error):
+            return None
+        where: Sequence[OffsetRange] = self.ranges
+        while sum(part.size for part in where) > 1:
+            first, second = _halves(where)
+            where = first if self._fails(first) else second
+        return UnreadableRecordError(
+            f"the record at offset {where[0].start} of {where[0].topic_partition} has a timestamp above "
+            f"{_LAST_MS:,} ms (year 294247), which Spark cannot hold: its batch fails whatever the transform does, and "
+            f"nothing of it was written or committed. Let the group pass it (enable_parallel_rebalance does with the "
+            f"next live run, kafka-consumer-groups --reset-offsets --to-offset {where[0].end} without): it is crash "
+            f"lag then. `kafka-liveness forgive GROUP {where[0]} --reason …` closes it, a backfill processes what "
+            "else was passed. message.timestamp.after.max.ms on the topic keeps others out"
+        )
+
+    def _fails(self, ranges: Sequence[OffsetRange]) -> bool:
+        try:
+            read(self.session, ranges, self.options).count()
+        except PySparkException as error:
+            if is_timestamp(error):
+                return True
+            raise
+        return False
+
+    def _check_source(self, batch: DataFrame) -> None:
+        """Whether the batch itself was the problem."""
+        try:
+            _ = batch.schema
+        except PySparkException as error:
+            raise SparkFailedError(
+                f"the Spark server cannot read from Kafka ({in_short(error)}): nothing was read or written; it needs "
+                "Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and options of the "
+                "Kafka resource that this one knows"
+            ) from error
+
+    def _refused(self, what: str, remedy: str) -> TransformError:
+        name = getattr(self.transform, "__qualname__", type(self.transform).__name__)
+        more = f" and {len(self.ranges) - 1} more" if self.ranges[1:] else ""
+        return TransformError(
+            f"{name} {what} for {self.ranges[0]}{more}: nothing of the batch was written or committed; {remedy}"
+        )
+
+
+def _named(error: Exception) -> str:
+    said = in_short(error) if isinstance(error, PySparkException) else str(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _kind(given: Any) -> str:
+    return (
+        "None" if given is None else f"a {type(given).__module__}.{type(given).__qualname__}".replace("builtins.", "")
+    )
+
+
+def _hint(given: Any) -> str:
+    if given is None:
+        return "is its `return` missing?"
+    if inspect.isawaitable(given):
+        given.close() if inspect.iscoroutine(given) else None
+        return "a transform is called, not awaited: define it without async"
+    return "return what Spark shall compute, or batch.sparkSession.createDataFrame(…) of what you have"
+
+
+def _halves(ranges: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """The same offsets in two lists of about as many each."""
+    room = sum(part.size for part in ranges) // 2
+    first: list[OffsetRange] = []
+    second: list[OffsetRange] = []
+    for part in ranges:
+        cut = part.start + min(part.size, room)
+        room -= cut - part.start
+        first += [OffsetRange(*part.topic_partition, part.start, cut)] if cut > part.start else []
+        second += [OffsetRange(*part.topic_partition, cut, part.end)] if cut < part.end else []
+    return first, second

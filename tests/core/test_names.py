@@ -1,0 +1,100 @@
+"""Which texts are names and addresses: one row for each reason."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from kafka_liveness_dagster.core import names
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "does_not"),
+    [
+        pytest.param(names.TEXT, ["", " ", "a\nb", "ä😀"], ["a\0", "\ud800", "a\udfffb"], id="text"),
+        pytest.param(
+            names.VALUE, ["", "a b ", "ä"], [" a", "\ta", "\n", "a\0", "\ud800"], id="of librdkafka's settings"
+        ),
+        pytest.param(
+            names.GROUP_ID,
+            ["etl", "a b", "日本", "x" * 249, "a.catch-up.b"],
+            ["", " ", " a", "a ", "a\0b", "a\nb", "\u200b", "\ud800", "x" * 250, "etl.catch-up", ".catch-up"],
+            id="group",
+        ),
+        pytest.param(names.MEMBER_ID, ["etl-0.catch-up"], ["", " a", "x" * 250], id="static member"),
+        pytest.param(
+            names.TOPIC,
+            ["a", "a...b", "x" * 249, "...", "-"],
+            ["", ".", "..", "a b", "a:b", "ä", "a\n", "^a", "x" * 250],
+            id="topic",
+        ),
+        pytest.param(names.OWED_TOPIC, ["a..b", "a.b.c"], ["a...b", "a....b", "."], id="topic that may be owed"),
+        pytest.param(
+            names.TABLE,
+            ["a.b.c", "lake.a-b.c_1.d9"],
+            ["a.b", "a..b.c", ".a.b.c", "a.b.c.", "a.b.`c`", "a.b.c d", "a.b.c\n", "a.b.ä", f"a.b.{'x' * 256}"],
+            id="table",
+        ),
+        pytest.param(
+            names.SERVERS,
+            ["h:1", "a:1,b:65535", "a:1, b:2,", "[::1]:9092", "SASL_SSL://h.example:9092", "127.0.0.1:9092"],
+            ["", " ", ",", "h", "h:", "h:0", "h:65536", "h:1;g:2", "h 1:2", "h:1\n", "http//h:1", "a:1,b"],
+            id="brokers",
+        ),
+        pytest.param(
+            names.REMOTE,
+            ["sc://h", "sc://h:1", "sc://h:1/", "sc://h:1/;", "sc://[::1]:1/;token=a;user_id=b"],
+            [
+                "",
+                "h:1",
+                "sc://",
+                "sc://h:0",
+                "sc://h:65536",
+                "sc://h:x",
+                "sc://[::1",
+                "sc://h/x",
+                "sc://h/;token",
+                "sc://h/;token=ä",
+                "sc://h/;a=b c",
+                "sc://h/;session_id=a",
+                "SC://h",
+                "sc://h\n",
+            ],
+            id="Spark Connect",
+        ),
+        pytest.param(
+            names.REMOTE,
+            ["sc://h/;token=a%20b", "sc://h/;user_id=%C3%A4", f"sc://h/;session_id={uuid4()}"],
+            ["sc://h/;token", "sc://h/;token=ä", "sc://h/;token=a b", "sc://h/;session_id=a"],
+            id="what it is told beside",
+        ),
+    ],
+)
+def test_a_name_is_what_its_owner_takes(kind, fits, does_not):
+    """And the refusal says which setting, which value and what was wanted."""
+    assert [text for text in fits if not kind.fits(text)] == []
+    assert [text for text in does_not if kind.fits(text)] == []
+    for value in (*does_not, 7, None):
+        with pytest.raises(InvalidSettingError) as refusal:
+            kind.check(value, "a setting")
+        assert str(refusal.value) == f"a setting is {shown(value)}: wanted {kind.wanted}"
+
+
+def test_every_value_can_be_shown():
+    """In one short line, whatever it is."""
+
+    class Odd:
+        """Something that cannot say what it is."""
+
+        def __repr__(self):
+            raise ValueError
+
+    for value in ("x" * 10_000, "\ud800\n", 10**5_000, [10**5_000], Odd(), ["x" * 1_000] * 1_000, None):
+        told = shown(value)
+        assert len(told) < 600
+        assert told.isprintable()
+    assert shown("or ders") == "'or ders'"
+    assert shown(10**5_000) == "a value of type int"

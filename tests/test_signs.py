@@ -1,0 +1,324 @@
+"""What a run says of itself, and what its host and its launcher say of it: real processes, real Dagster runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from dagster._core.launcher import CheckRunHealthResult, RunLauncher, WorkerStatus
+from dagster._serdes import ConfigurableClass
+
+from kafka_liveness_dagster import host, signs
+from kafka_liveness_dagster.core.membership import RunFate
+from kafka_liveness_dagster.core.processes import Entry, Sign, Word, judge
+from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState
+from kafka_liveness_dagster.runs import PROCESS_TAG, link_of, sign_of
+from kafka_liveness_dagster.runs_seen import asked_again, runs_of
+from kafka_liveness_dagster.signs import SignsOfLife, word_of
+
+ROOT = Path(__file__).parents[1]
+_WAITS = "import sys; sys.stdin.read()"
+_TELLS = """
+import os
+from kafka_liveness_dagster import host
+from kafka_liveness_dagster.core.processes import Sign
+print(Sign("0badcafe", None, host.process(os.getpid())).encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def instance():
+    with dg.instance_for_test() as found:
+        yield found
+
+
+@pytest.fixture
+def child():
+    """A process that lives until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", _WAITS], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def word_here(told):
+    return judge(told, host.here(), host.entry(told.pid))
+
+
+def test_a_process_is_there_until_it_is_killed(child):
+    """A zombie has ended, whether or not somebody collects it."""
+    told = host.process(child.pid)
+    assert word_here(told) is Word.THERE
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not collected
+    assert Path(f"/proc/{child.pid}").exists()
+    assert (word_here(told), host.process(child.pid)) == (Word.GONE, None)
+    child.wait()
+    assert host.entry(child.pid) == Entry(exists=False)
+
+
+def test_a_pid_that_came_again_is_another_process(child):
+    """What counts is when it began, too."""
+    told = host.process(os.getpid())
+    assert host.entry(os.getpid()).began == told.began
+    assert host.process(child.pid).began > told.began
+
+
+def test_in_another_container_nothing_is_known():
+    """A real pid namespace on this very kernel: the same pid is another process there, or none."""
+    here = host.process(os.getpid())
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", _TELLS]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        pytest.skip(f"only root may make a namespace: {done.stderr.splitlines()[-1]}")
+    there = Sign.decode(done.stdout, "0badcafe").process
+    assert there.place.boot == here.place.boot
+    assert there.place.cell != here.place.cell
+    assert there.place.machine == "", "a container may be anywhere the next time"
+    assert judge(there, here.place, host.entry(there.pid)) is Word.UNKNOWN
+    assert judge(here, there.place, Entry(exists=False)) is Word.UNKNOWN
+
+
+def test_where_the_system_says_nothing_nothing_is_known(monkeypatch, tmp_path):
+    """No /proc as Linux has it: no word, rather than a wrong one."""
+    monkeypatch.setattr(host, "_PROC", tmp_path)
+    host.here.cache_clear()
+    try:
+        assert host.here() is None
+        assert host.process(os.getpid()) is None
+        assert host.entry(os.getpid()) == Entry(exists=True)
+    finally:
+        host.here.cache_clear()
+
+
+# --- a run tells ----------------------------------------------------------------------------------------------------
+
+
+def run_of(instance, work, **tags):
+    """A run whose op does this; the run as it is afterwards."""
+
+    @dg.asset
+    def orders(context):
+        work(context)
+
+    done = dg.materialize([orders], instance=instance, tags=tags, raise_on_error=False)
+    return instance.get_run_by_id(done.run_id)
+
+
+def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch):
+    """From its first line to its last; then it says that it says no more, and what it was."""
+    monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
+    seen = []
+
+    def work(context):
+        with SignsOfLife(context, {"lane": "live"}):
+            seen.append(instance.get_run_by_id(context.run.run_id))
+            while not (sign_of(instance.get_run_by_id(context.run.run_id)).beat or 0) > 2:
+                time.sleep(0.01)
+
+    after = run_of(instance, work)
+    assert seen[0].tags["lane"] == "live"
+    assert sign_of(seen[0]) == Sign(run_mark(after.run_id), 0, host.process(os.getpid()))
+    assert sign_of(after) == Sign(run_mark(after.run_id), None, host.process(os.getpid()))
+    assert not any(thread.name == "kafka-liveness-signs-of-life" for thread in threading.enumerate())
+
+
+def test_a_sign_that_cannot_be_given_ends_no_run(instance, monkeypatch, caplog):
+    """Dagster's storage is away for a while: said in the process's log."""
+    monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
+    failed = threading.Event()
+
+    def work(context):
+        with SignsOfLife(context, {}):
+            monkeypatch.setattr(signs, "tell", lambda *_: failed.set() or 1 / 0)
+            assert failed.wait(10)
+
+    assert run_of(instance, work).status is dg.DagsterRunStatus.SUCCESS
+    assert "could not give a sign of life" in caplog.text
+
+
+def test_an_op_of_the_users_own_tells_its_process_too(instance):
+    """By its consumer; that of a run which it repeats is not taken for its own."""
+    others = Sign("0000beef", 7, host.process(1)).encode()
+    run = run_of(instance, lambda context: link_of(context, away_seconds=130), **{PROCESS_TAG: others})
+    assert sign_of(run) == Sign(run_mark(run.run_id), None, host.process(os.getpid()))
+    assert run.tags["kafka_liveness/away_seconds"] == "130"
+
+
+# --- what is known of a run -----------------------------------------------------------------------------------------
+
+
+@dg.job
+def orders_job():
+    """Nothing: its runs are made by hand."""
+
+
+def a_run(instance, *events, **tags):
+    """A run as Dagster knows it, after so many events."""
+    run = instance.create_run_for_job(orders_job, tags=tags)
+    for event in events:
+        instance.report_dagster_event(dg.DagsterEvent(event_type_value=event, job_name=run.job_name), run.run_id)
+    return run.run_id
+
+
+STARTING, STARTED = "PIPELINE_STARTING", "PIPELINE_START"
+
+
+def word(instance, run_id, *, later=0.0, away=True):
+    record = instance.get_run_record_by_id(run_id)
+    return word_of(instance, record, time.time() + later, away=away)
+
+
+def told_by(process, instance, *events):
+    run_id = a_run(instance, *events)
+    instance.add_run_tags(run_id, {PROCESS_TAG: Sign(run_mark(run_id), 0, process).encode()})
+    return run_id
+
+
+def test_the_word_of_the_host(instance, child):
+    """It is asked whether the run is a member or not: that costs nothing."""
+    run = told_by(host.process(child.pid), instance, STARTING, STARTED)
+    assert word(instance, run, away=False) is Word.THERE
+    child.kill()
+    child.wait()
+    assert word(instance, run, away=False) is Word.GONE
+    taken_back = SimpleNamespace(dagster_run=SimpleNamespace(status=dg.DagsterRunStatus.QUEUED))
+    assert word_of(instance, taken_back, time.time(), away=True) is Word.UNKNOWN, "it will have another process"
+    assert word(instance, a_run(instance, STARTING, STARTED)) is Word.UNKNOWN, "it said nothing"
+
+
+class Cloud(RunLauncher, ConfigurableClass):
+    """A launcher that knows its workers, as Kubernetes' does."""
+
+    health: CheckRunHealthResult | None = None
+    asked = 0
+
+    def __init__(self, inst_data=None):
+        self._inst_data = inst_data
+        super().__init__()
+
+    inst_data = property(lambda self: self._inst_data)
+
+    @classmethod
+    def config_type(cls):
+        return {}
+
+    @classmethod
+    def from_config_value(cls, inst_data, config_value):
+        return cls(inst_data)
+
+    def launch_run(self, context):
+        raise NotImplementedError
+
+    def terminate(self, run_id):
+        raise NotImplementedError
+
+    supports_check_run_worker_health = True
+    supports_resume_run = True
+
+    def check_run_worker_health(self, run):
+        Cloud.asked += 1
+        if Cloud.health is None:
+            raise PermissionError
+        return Cloud.health
+
+
+@pytest.fixture(scope="module")
+def cloud():
+    """An instance with that launcher."""
+    with dg.instance_for_test(overrides={"run_launcher": {"module": __name__, "class": "Cloud"}}) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("health", "found"),
+    [
+        pytest.param(CheckRunHealthResult(WorkerStatus.RUNNING), Word.THERE, id="running"),
+        pytest.param(CheckRunHealthResult(WorkerStatus.FAILED), Word.GONE, id="failed"),
+        pytest.param(CheckRunHealthResult(WorkerStatus.NOT_FOUND), Word.GONE, id="not found"),
+        pytest.param(CheckRunHealthResult(WorkerStatus.FAILED, transient=True), Word.UNKNOWN, id="it may pass"),
+        pytest.param(CheckRunHealthResult(WorkerStatus.SUCCESS), Word.UNKNOWN, id="done: Dagster hears of it yet"),
+        pytest.param(CheckRunHealthResult(WorkerStatus.UNKNOWN), Word.UNKNOWN, id="it does not know"),
+        pytest.param(None, Word.UNKNOWN, id="we may not ask"),
+    ],
+)
+def test_the_word_of_the_launcher(cloud, monkeypatch, health, found):
+    """Asked where the host says nothing, of runs that are away only."""
+    monkeypatch.setattr(Cloud, "health", health)
+    monkeypatch.setattr(Cloud, "asked", 0)
+    run, here = a_run(cloud, STARTING, STARTED), told_by(host.process(os.getpid()), cloud, STARTING, STARTED)
+    assert (word(cloud, run, away=False), word(cloud, here)) == (Word.UNKNOWN, Word.THERE)
+    assert Cloud.asked == 0
+    assert word(cloud, run) is found
+
+
+def test_a_run_that_dagster_resumes_is_dagsters(monkeypatch):
+    """Its worker is gone and comes again: with `max_resume_run_attempts` run monitoring starts a new one."""
+    monkeypatch.setattr(Cloud, "health", CheckRunHealthResult(WorkerStatus.FAILED))
+    settings = {
+        "run_launcher": {"module": __name__, "class": "Cloud"},
+        "run_monitoring": {"enabled": True, "max_resume_run_attempts": 1},
+    }
+    with dg.instance_for_test(overrides=settings) as found:
+        assert word(found, a_run(found, STARTING, STARTED)) is Word.UNKNOWN
+
+
+@pytest.mark.parametrize("events", [(), (STARTING,)])
+def test_a_run_that_starts(instance, cloud, monkeypatch, events):
+    """Slowly, or never: by whom it was launched, and how long ago."""
+    run = a_run(instance, *events)
+    assert [word(instance, run, later=seconds) for seconds in (0, 170, 190)] == [Word.UNKNOWN] * 2 + [Word.GONE]
+    began = time.time() + 5  # a code server that began after it was launched
+    monkeypatch.setattr(host, "began", lambda: began)
+    assert [word(instance, run, later=seconds) for seconds in (30, 40)] == [Word.UNKNOWN, Word.GONE]
+    monkeypatch.setattr(Cloud, "health", CheckRunHealthResult(WorkerStatus.RUNNING))
+    pending = a_run(cloud, *events)
+    assert word(cloud, pending, later=3_600) is Word.THERE, "it waits for a machine"
+    monkeypatch.setattr(Cloud, "health", CheckRunHealthResult(WorkerStatus.NOT_FOUND))
+    assert [word(cloud, pending, later=seconds) for seconds in (40, 190)] == [Word.UNKNOWN, Word.GONE]
+
+
+def test_a_start_may_take_as_long_as_is_allowed():
+    """Dagster's own settings, whether run monitoring is on or not; 0 is its word for any time."""
+    for limit, later, found in ((600, 500, Word.UNKNOWN), (600, 700, Word.GONE), (0, 86_400, Word.UNKNOWN)):
+        with dg.instance_for_test(overrides={"run_monitoring": {"start_timeout_seconds": limit}}) as instance:
+            assert word(instance, a_run(instance, STARTING), later=later) is found
+    with dg.instance_for_test(overrides={"code_servers": {"local_startup_timeout": 400}}) as instance:
+        run = a_run(instance, STARTING)
+        assert [word(instance, run, later=seconds) for seconds in (390, 410)] == [Word.UNKNOWN, Word.GONE]
+
+
+# --- at a look ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ended", "fate", "process"),
+    [
+        pytest.param(None, RunFate.IN_PROGRESS, Word.GONE, id="nobody said so"),
+        pytest.param("PIPELINE_FAILURE", RunFate.FAILED, Word.UNKNOWN, id="its code server says so at this moment"),
+        pytest.param("PIPELINE_SUCCESS", RunFate.IN_PROGRESS, Word.UNKNOWN, id="it ended well, and then its process"),
+        pytest.param("deleted", RunFate.IN_PROGRESS, Word.UNKNOWN, id="deleted at this moment"),
+    ],
+)
+def test_dagster_is_asked_again_after_the_process(instance, child, ended, fate, process):
+    """What a run said before its process went is known when that is said to be gone."""
+    told = host.process(child.pid)
+    child.kill()
+    child.wait()
+    run = told_by(told, instance, STARTING, STARTED)
+    record = instance.get_run_record_by_id(run)
+    seen = GroupSnapshot(GroupState.EMPTY, (), (), runs_of([record]))
+    if ended == "deleted":
+        instance.delete_run(run)
+    elif ended:
+        event = dg.DagsterEvent(event_type_value=ended, job_name=record.dagster_run.job_name)
+        instance.report_dagster_event(event, run)
+    [known] = asked_again(instance, seen, [record]).runs.values()
+    assert (known.fate, known.process) == (fate, process)

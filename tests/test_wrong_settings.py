@@ -1,0 +1,356 @@
+"""Wrong values that were once accepted, or met a bare error: each is refused by name, before anything is made."""
+
+from __future__ import annotations
+
+import functools
+from inspect import signature
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.kafka.second_log import SecondLog
+from kafka_liveness_dagster.settings import (
+    CatchUpSettings,
+    ConsumerSettings,
+    KafkaAssetSettings,
+    KafkaResourceSettings,
+    SensorSettings,
+    SparkResourceSettings,
+)
+from kafka_liveness_dagster.spark.table import IcebergTable
+
+INF, NAN = float("inf"), float("nan")
+AMOUNTS = ["5", True, NAN, INF, -INF, -1, [5], 10**400]  # where None is a value too
+NUMBERS = [*AMOUNTS, None]
+TABLES = [7, "orders", "lake.orders", "lake.shop.a;b", "lake.shop.`a`", "lake.shop.a\nb", "lake.shop.ä", "lake..a", ""]
+TOPICS = [[], [""], ["a", "a"], ["a", "a.b...c"], ["."], [".."], ["a b"], ["a:b"], ["a\n"], ["^a.*"], ["ä"], ["\ud800"],
+          ["x" * 250], [7], 7, None, "", "a b", {"a": 1}, b"orders"]  # fmt: skip
+GROUPS = [5, None, "", " ", "\t", "\0", " etl", "etl ", "a\0b", "a\nb", "\ud800", "x" * 250, "etl.catch-up", ["etl"],
+          dg.EnvVar("GROUP")]  # fmt: skip
+NOT_CALLED = [7, "orders.py", []]
+WORDS = ["", "RAISE", None, 1, True]
+FLAGS = ["no", "yes", 0, 1, None]
+NAMES = ["", "a-b", "a b", "ä", "class", "int", "a\n", 7, "x" * 300]
+KEYS = ["", "a-b", "_a", "class", "io_manager", 7, None]
+ASSET = {
+    "name": [name for name in NAMES if name is not None],
+    "topics": TOPICS,
+    "group_id": GROUPS,
+    "table": TABLES,
+    "sink": NOT_CALLED,
+    "max_poll_records": [*NUMBERS, 0, 1.5, "many"],
+    "batching": WORDS,
+    "batches_in_flight": [True, 0, 3, 1.0, "2"],
+    "max_batch_seconds": [0, 86_401, *AMOUNTS],
+    "enable_parallel_rebalance": FLAGS,
+    "min_crash_lag": [0, 1.0, *NUMBERS],
+    "max_owed_ranges": [0, 2.5, *AMOUNTS],
+    "on_data_loss": WORDS,
+    "on_missing_rows": WORDS,
+    "auto_offset_reset": WORDS,
+    "liveness": WORDS,
+    "on_poison": WORDS,
+    "group_instance_id": ["", " ", 5, "a\0", "\ud800", "x" * 250],
+    "max_lag": [1.0, *AMOUNTS],
+    "max_crash_lag_age_seconds": AMOUNTS,
+    "idle_seconds": NUMBERS,
+    "max_live_runs": [0, 2.5, *NUMBERS],
+    "auto_catch_up": FLAGS,
+    "ghost_after_seconds": NUMBERS,
+    "fail_ghost_runs": FLAGS,
+    "on_event": NOT_CALLED,
+    "event_jobs": [7, [7], ["job"], None, "job", [dg.AssetKey("a")], [dg.GraphDefinition(name="orders_job").to_job()]],
+    "backfill_policy": [7, "single_run"],
+    "sensor_interval_seconds": [0, 1.5, 2**40, *NUMBERS],
+    "sensor_status": ["RUNNING", True, None],
+    "group_name": ["", "a-b", "a\n", 7],
+    "kafka_resource_key": KEYS,
+    "spark_resource_key": [*KEYS, "kafka"],
+}  # fmt: skip
+SENSOR = {
+    "name": [*NAMES, None],
+    "topics": TOPICS,
+    "group_id": GROUPS,
+    "live_job": [7, "job", None],
+    "crash_lag": [7, None, "asset", dg.AssetSpec("a")],
+    "crash_lag_job": [7, "job"],
+    "max_live_runs": [0, 2.5, *NUMBERS],
+    "ghost_after_seconds": NUMBERS,
+    "fail_ghost_runs": FLAGS,
+    "on_event": NOT_CALLED,
+    "event_jobs": [7, [7], None],
+    "checks": [7, "checks"],
+    "minimum_interval_seconds": [0, 1.5, *NUMBERS],
+    "default_status": ["RUNNING", None],
+    "kafka_resource_key": KEYS,
+    "table": TABLES,
+    "spark_resource_key": KEYS,
+}
+CONSUMER = {
+    "topics": [topics for topics in TOPICS if topics != ["a", "a.b...c"]],  # nothing of it becomes a partition
+    "group_id": GROUPS,
+    "max_poll_records": [0, 1.5, *AMOUNTS, "auto"],
+    "batching": WORDS,
+    "max_batch_seconds": [0, 86_401, *AMOUNTS],
+    "enable_parallel_rebalance": FLAGS,
+    "min_crash_lag": [0, 1.0, *NUMBERS],
+    "max_owed_ranges": [0, 2.5, *AMOUNTS],
+    "on_data_loss": WORDS,
+    "auto_offset_reset": WORDS,
+    "liveness": WORDS,
+    "group_instance_id": ["", " ", 5, "a\0", "\ud800"],
+    "on_missing_rows": WORDS,
+}
+CATCH_UP = {
+    "group_id": GROUPS,
+    "ranges": [
+        7,
+        "orders:0:0-1",
+        ["orders:0:0-1"],
+        [OffsetRange("\ud800", 0, 0, 1)],
+        [OffsetRange("x" * 600, 0, 0, 1)],
+        None,
+    ],
+    "max_poll_records": [0, 1.5, *NUMBERS],
+    "max_batch_seconds": [0, 86_401, *AMOUNTS],
+    "on_data_loss": WORDS,
+}
+KAFKA = {
+    "bootstrap_servers": [
+        "",
+        " ",
+        "host",
+        "host:",
+        "host:0",
+        "host:99999",
+        "host:a",
+        "h:1;h:2",
+        "a b:1",
+        "\0",
+        "h:1\0",
+        7,
+        "\ud800:1",
+        "ä:1",
+        "http//h:1",
+        None,
+        ["h:1"],
+    ],
+    "session_timeout_seconds": [0, 86_401, *AMOUNTS, dg.EnvVar.int("SESSION"), dg.EnvVar("SESSION")],
+    "heartbeat_interval_seconds": [0, *AMOUNTS],
+    "group_protocol": [*WORDS, "Classic"],
+    "default_max_batch_seconds": [0, 86_401, *AMOUNTS],
+    "extra": [
+        7,
+        [],
+        {"client.rack": 1},
+        {1: "a"},
+        {"client.rack": "a\0b"},
+        {"client.rack": "\ud800"},
+        {"a\0": "b"},
+        {"internal.termination.signal": "9"},
+        {"test.mock.num.brokers": "1"},
+        {"error_cb": "x"},
+        {"on_commit": "x"},
+        {"default.topic.config": "x"},
+    ],
+    "security_protocol": ["", "TLS", "ssl", 7, None],
+    "sasl_mechanism": ["GSSAPI", 7],
+    "sasl_username": [7, "a\0", "\ud800", " etl"],
+    "sasl_password": [7, "hunter2\0", ["hunter2"], " hunter2"],
+    "ssl_ca_location": [7, "a\0"],
+    "ssl_certificate_location": [7, "a\0"],
+    "ssl_key_location": [7, "a\0"],
+    "ssl_key_password": [7, "hunter2\0"],
+    "ssl_endpoint_identification_algorithm": ["", "HTTPS", 7, None],
+}
+SPARK = {
+    "remote": ["", "spark:1", "sc://", "sc://h:0", "sc://h:99999", "sc://h:x", "sc://[::1", "sc://h:1/x", "sc://h:1/;token",
+               "sc://h:1/;session_id=x", "sc://h:1/;token=hunter2\0", "sc://h:1/;token=hunterü", "sc://h:1 ", " sc://h:1",
+               "SC://h:1", "sc://\ud800:1", 7, None],
+}  # fmt: skip
+FINE = {"topics": ["orders"], "group_id": "orders-etl"}
+
+
+def asset(**settings):
+    """An asset that is fine but for these settings."""
+    fine = {**FINE, "table": "lake.shop.orders", "name": "orders"}
+    return kl.kafka_asset(**{**fine, **settings})(lambda batch: batch)
+
+
+@functools.cache
+def declared_once():
+    """An asset whose jobs a sensor may start."""
+    return asset()
+
+
+def sensor(**settings):
+    """A sensor that is fine but for these settings."""
+    orders = declared_once()
+    fine = {**FINE, "name": "orders_group", "live_job": orders.live_job, "crash_lag": orders.crash_lag}
+    return kl.build_group_sensor(**{**fine, **settings})
+
+
+def consumer(**settings):
+    """A consumer that is fine but for these settings, on a broker that is not there."""
+    return kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1").consumer(**{**FINE, **settings})
+
+
+def catch_up(**settings):
+    """A catch-up that is fine but for these settings."""
+    fine = {"group_id": "orders-etl", "ranges": [OffsetRange("orders", 0, 0, 1)]}
+    return kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1").catch_up(**{**fine, **settings})
+
+
+MADE = {  # what is declared, and its wrong values
+    asset: (KafkaAssetSettings, ASSET),
+    sensor: (SensorSettings, SENSOR),
+    consumer: (ConsumerSettings, CONSUMER),
+    catch_up: (CatchUpSettings, CATCH_UP),
+    kl.KafkaLivenessResource: (KafkaResourceSettings, KAFKA),
+    kl.SparkConnectResource: (SparkResourceSettings, SPARK),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [pytest.param(make, name, id=f"{make.__name__} {name}") for make, (_, told) in MADE.items() for name in told],
+)
+def test_it_is_refused_by_name(make, name):
+    """When it is declared, before a broker is asked: with the setting and what was wanted, and without a secret."""
+    beside = {"table": None} if (make, name) == (asset, "sink") else {}
+    for value in MADE[make][1][name]:
+        with pytest.raises(InvalidSettingError) as refusal:
+            make(**beside, **{name: value})
+            pytest.fail(f"{value!a} was accepted")
+        said = str(refusal.value)
+        assert said.startswith((name, f"{name}[", "extra setting", "kafka_resource_key")), f"{value!a}: {said}"
+        told = ("wanted", "is refused: ", "cannot be both", "rename it")
+        assert any(words in said for words in told), f"{value!a}: {said}"
+        assert "hunter" not in said
+        assert len(said) < 600, f"{value!a}"
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
+def test_no_setting_is_without_a_wrong_value(make):
+    """A new one has to be here too, and in the declaration."""
+    declared, told = MADE[make]
+    assert set(told) == set(declared.model_fields) - {"transform"}
+    checked = {"checked_by", "context", "witness", "self"}
+    if isinstance(make, type):
+        assert set(told) == set(make.model_fields)
+        assert make.checked_by is declared
+    elif make is not asset:
+        there = {sensor: kl.build_group_sensor, consumer: kl.KafkaLivenessResource.consumer}
+        there = there.get(make, kl.KafkaLivenessResource.catch_up)
+        assert set(told) == set(signature(there).parameters) - checked
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    """Each in a line of its own, with asset, setting, value and what was wanted."""
+    with pytest.raises(InvalidSettingError) as refusal:
+        asset(name="sales", max_lag="5", topics=["orders", "a b"], enable_parallel_rebalance="no", on_poison="skip")
+    first, *others = str(refusal.value).splitlines()
+    assert first.startswith("topics[1] of asset sales is 'a b': wanted a topic of Kafka's: 1 to 249 letters")
+    assert others == [
+        "enable_parallel_rebalance of asset sales is 'no': wanted True or False",
+        "on_poison of asset sales is 'skip': wanted 'raise' or 'quarantine'",
+        "max_lag of asset sales is '5': wanted a whole number of offsets, 0 or more",
+    ]
+
+
+def test_what_contradicts_itself_is_told_at_once_too():
+    """Several rules may be broken by settings of which each alone is fine."""
+    with pytest.raises(InvalidSettingError) as refusal:
+        asset(sink=print, batches_in_flight=2, group_instance_id="one", max_live_runs=2, spark_resource_key="kafka")
+    said = str(refusal.value)
+    assert len(said.splitlines()) == 4
+    for words in ("both of table and sink", "one batch at a time", "for 2 live runs", "one resource cannot be both"):
+        assert words in said
+
+
+@pytest.mark.parametrize("transform", [7, None, "orders", lambda batch: batch, functools.partial(print)])
+def test_what_is_decorated_needs_a_name(transform):
+    """A function has one; what has none, or one that Dagster refuses, is told to get it by ``name=``."""
+    with pytest.raises(InvalidSettingError, match=r"^(name|transform) of asset"):
+        kl.kafka_asset(**FINE, table="lake.shop.orders")(transform)
+
+
+def test_one_topic_needs_no_list():
+    """Nor does it matter which kind of collection several come in."""
+    for told in ("orders", ["orders"], ("orders",), {"orders"}, {"orders": 0}.keys()):
+        assert asset(topics=told).topics == ("orders",)
+        assert sensor(topics=told).name == "orders_group"
+
+
+def test_numbers_stay_what_they_are():
+    """A whole number of seconds is one; nothing else is turned into anything."""
+    told = {"max_batch_seconds": 120, "idle_seconds": 0, "max_lag": 0, "max_crash_lag_age_seconds": 0.5}
+    assert {name: getattr(asset(**told), name) for name in told} == told
+
+
+@pytest.mark.parametrize("name", ["orders.v1-raw", "a_b", "A" * 249, "a..b", "-"])
+def test_what_kafka_takes_for_a_topic_is_taken(name):
+    """Dots in twos are no range of Dagster's."""
+    assert asset(topics=name).topics == (name,)
+
+
+@pytest.mark.parametrize("table", ["lake.shop.orders", "a-b.c.d.e_1", f"lake.shop.{'x' * 255}"])
+def test_a_table_that_is_taken_can_be_quoted(table):
+    """The sink takes every name that passes here."""
+    assert IcebergTable(asset(table=table).table).quoted == "`" + table.replace(".", "`.`") + "`"
+
+
+@pytest.mark.parametrize("group_id", ["etl", "orders etl", "größe-日本-😀", "a:b/c", "x" * 249, ".catch-up.v2"])
+def test_what_kafka_takes_for_a_group_is_taken(group_id):
+    """Kafka takes any text; nobody means an unprintable one."""
+    assert asset(group_id=group_id).group_id == group_id
+
+
+@pytest.mark.parametrize(
+    "servers", ["h:1", "a.example:9092,b:9093", "a:1, b:2,", "[::1]:9092", "SASL_SSL://h:9092", "127.0.0.1:65535"]
+)
+def test_what_kafka_takes_for_addresses_is_taken(servers):
+    """As both of its clients read them."""
+    assert kl.KafkaLivenessResource(bootstrap_servers=servers).settings().bootstrap_servers == servers
+
+
+def test_a_resource_of_ones_own_may_have_more_fields():
+    """What is made of ours is checked where it is ours."""
+
+    class Ours(kl.KafkaLivenessResource):
+        region: int = 1
+
+    assert Ours(region=2, bootstrap_servers="h:1").region == 2
+    with pytest.raises(InvalidSettingError, match=r"bootstrap_servers of KafkaLivenessResource is 'h'"):
+        Ours(region=2, bootstrap_servers="h")
+
+
+def test_what_a_variable_holds_is_checked_when_it_is_looked_up(monkeypatch):
+    """In a script as in a run; of what may hold a token the value is not shown."""
+    monkeypatch.setenv("OURS", "hunter2")
+    with pytest.raises(InvalidSettingError, match="bootstrap_servers is 'hunter2': wanted host:port"):
+        kl.KafkaLivenessResource(bootstrap_servers=dg.EnvVar("OURS")).settings()
+    with pytest.raises(InvalidSettingError, match="remote of SparkConnectResource is refused: wanted") as refusal:
+        kl.SparkConnectResource(remote=dg.EnvVar("OURS")).running()
+    assert "hunter2" not in str(refusal.value)
+    monkeypatch.setenv("OURS", "1000000")
+    rack = kl.KafkaLivenessResource(bootstrap_servers="h:1", extra={"client.rack": dg.EnvVar("OURS")}).settings()
+    assert rack.extra == {"client.rack": "1000000"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"fetch.maxx": "1"}, "No such configuration property"),
+        ({"socket.timeout.ms": "soon"}, "Invalid value for configuration property"),
+        ({"fetch.max.bytes": "1"}, "must be >= `message.max.bytes`"),  # a consumer says so, an admin client does not
+    ],
+)
+def test_what_librdkafka_refuses_is_refused_by_name(extra, says):
+    """By whichever of our clients it is refused."""
+    settings = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1", extra=extra).settings()
+    with pytest.raises(InvalidSettingError, match=f"librdkafka refuses the settings: .*{says}"):
+        SecondLog(settings, "etl", "test")

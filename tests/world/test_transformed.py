@@ -1,0 +1,159 @@
+"""Whatever a transform does, the error says that it was the transform, on which batch, and what to do."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import PySparkException
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.errors import (
+    SparkCancelledError,
+    SparkFailedError,
+    TransformError,
+    UnreadableRecordError,
+)
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.job import SparkJob
+from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.sink import replace
+from kafka_liveness_dagster.spark.transformed import Transformed
+
+LONG_MAX = 2**63 - 1
+LAST_OF_SPARK = LONG_MAX // 1000  # milliseconds; Spark counts microseconds
+
+
+@pytest.fixture
+def made(warm_spark, services, make_topic):
+    """What a transform makes of a batch of 50 offsets: ``made(transform) -> Transformed``."""
+    ranges = (OffsetRange("orders", 3, 70, 120), OffsetRange("orders", 4, 0, 9))
+    options = {"kafka.bootstrap.servers": services.bootstrap_servers}
+    return lambda transform: Transformed(transform, warm_spark, ranges, options, (dg.RetryRequested,))
+
+
+async def asynchronous(batch):
+    return batch
+
+
+def looks_for_nothing(batch):
+    return {}["price"]
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        pytest.param(
+            lambda batch: None, r"returned None instead of a DataFrame .*is its `return` missing\?", id="None"
+        ),
+        pytest.param(lambda batch: [batch], r"returned a list instead .*return what Spark shall compute", id="a list"),
+        pytest.param(lambda batch: batch.write, r"returned a pyspark\.sql.*DataFrameWriter instead", id="a writer"),
+        pytest.param(asynchronous, r"asynchronous returned a coroutine instead .*define it without async", id="async"),
+        pytest.param(
+            looks_for_nothing, r"looks_for_nothing raised KeyError: 'price' .*mend the transform", id="KeyError"
+        ),
+        pytest.param(lambda batch: batch.select("price"), "raised AnalysisException: .*`price`", id="unknown column"),
+        pytest.param(lambda batch: batch.count("x"), "raised TypeError: ", id="TypeError"),
+        pytest.param(
+            lambda batch: batch.sparkSession.table("lake.no.prices"),
+            "raised .*`lake`.`no`.`prices`",
+            id="unknown table",
+        ),
+    ],
+)
+def test_what_a_transform_did_is_told_by_its_name(made, table, transform, message):
+    """The batch is named too, and the user's own error is the cause."""
+    with pytest.raises(TransformError, match=message) as told:
+        made(transform)()
+    assert "for orders:3:70-120 and 1 more: nothing of the batch was written or committed" in str(told.value)
+    assert (told.value.__cause__ is None) == ("returned" in str(told.value))
+
+
+def test_a_frame_of_another_session_is_refused(made, services):
+    """It would run where nobody watches it or could cancel it."""
+    other = connect(services.spark_remote)
+    try:
+        with pytest.raises(
+            TransformError, match=r"returned a DataFrame of another Spark session .*make it of the batch"
+        ):
+            made(lambda batch: other.range(5))()
+    finally:
+        other.stop()
+
+
+@pytest.mark.parametrize("error", [dg.RetryRequested(), InvalidSettingError("mine"), KeyboardInterrupt()])
+def test_an_order_to_the_run_stays_one(made, error):
+    """A transform may ask Dagster for a retry, raise an error of this package, or be interrupted."""
+
+    def transform(batch):
+        raise error
+
+    with pytest.raises(type(error)) as told:
+        made(transform)()
+    assert told.value is error
+
+
+def test_a_cancelled_transform_is_cancelled_and_not_to_blame(made, warm_spark):
+    """Spark is asked by the transform itself when the fence comes."""
+
+    def transform(batch):
+        job.cancel(timeout_seconds=0.0)
+        return batch.sparkSession.range(10**12).selectExpr("sum(id * rand())").collect()
+
+    job = SparkJob(warm_spark)
+    with pytest.raises(SparkCancelledError), job:
+        made(transform)()
+
+
+def test_a_source_that_cannot_be_read_is_not_the_transforms_fault(warm_spark, services):
+    """A connector that is missing, or an option it refuses."""
+    options = {"kafka.bootstrap.servers": services.bootstrap_servers, "kafka.auto.offset.reset": "latest"}
+    rows = Transformed(lambda batch: batch, warm_spark, (OffsetRange("orders", 3, 70, 120),), options)
+    with pytest.raises(SparkFailedError, match=r"cannot read from Kafka \(.*auto.offset.reset.*connector") as told:
+        rows()
+    assert isinstance(told.value.__cause__, PySparkException)
+
+
+@pytest.fixture
+def timestamps(services, make_topic):
+    """A topic of two partitions with a record for each of these: ``timestamps({(partition): [ms, ...]}) -> topic``."""
+
+    def produce(by_partition):
+        topic = make_topic(2, {"message.timestamp.after.max.ms": str(LONG_MAX)})  # as before Kafka 4
+        producer = Producer({"bootstrap.servers": services.bootstrap_servers})
+        for partition, times in by_partition.items():
+            for ms in times:
+                producer.produce(topic, b"x", partition=partition, timestamp=ms)
+        assert producer.flush(20) == 0
+        return topic
+
+    return produce
+
+
+def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestamps, table):
+    """Its batch fails whatever the transform does, so the error names the record, and how the group gets past it.
+
+    What it names is all there is: the batch without that offset is read, and so is the last time that Spark has.
+    """
+    times = [1_700_000_000_000] * 6 + [LAST_OF_SPARK + 1, LAST_OF_SPARK, 0]
+    topic = timestamps({0: [LAST_OF_SPARK] * 5, 1: times})
+    options = {"kafka.bootstrap.servers": services.bootstrap_servers}
+
+    def transformed(*ranges):
+        keep = ("topic", "partition", "offset", "timestamp")
+        return Transformed(lambda batch: batch.select(*keep), warm_spark, ranges, options)
+
+    ranges = OffsetRange(topic, 0, 0, 5), OffsetRange(topic, 1, 0, 9)
+    written: list[int] = []
+    with pytest.raises(
+        UnreadableRecordError, match=rf"record at offset 6 of {topic}:1 .*9,223,372,036,854,775 ms"
+    ) as told:
+        write(warm_spark, table, ranges, transformed(*ranges))
+    assert f"forgive GROUP {topic}:1:6-7" in str(told.value)
+    assert isinstance(told.value.__cause__, PySparkException)
+    with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
+        replace(lambda r: written.append(r.rows.count()), ranges, transformed(*ranges))
+    assert (warm_spark.catalog.tableExists(table), written) == (False, [])
+    ranges = OffsetRange(topic, 0, 0, 5), OffsetRange(topic, 1, 0, 6), OffsetRange(topic, 1, 7, 9)
+    assert write(warm_spark, table, ranges, transformed(*ranges)).rows == 13
