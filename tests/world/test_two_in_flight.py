@@ -162,7 +162,7 @@ def test_a_batch_that_fails_does_not_take_the_one_before_with_it(world, rows, sp
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
     """Poll mode: who gets a partition next begins where the run ended, and does nothing of it again."""
-    found = world(12, partitions=2, protocol=protocol)
+    found, joined = world(12, partitions=2, protocol=protocol), threading.Event()
 
     def second_member():
         wait_for(found.committed)
@@ -172,8 +172,9 @@ def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
 
     def transform(batch):
         """What follows the first commit waits for the second member: on a busy machine nothing would be left for it."""
-        if found.committed():
+        if found.committed() and not joined.is_set():
             wait_for(lambda: len(found.kafka.cluster().members(found.group)) == 2)
+            joined.set()
         return found.rows_of(batch).drop("nap")
 
     with ThreadPoolExecutor(1) as pool:
