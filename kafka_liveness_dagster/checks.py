@@ -21,6 +21,7 @@ from kafka_liveness_dagster.table_look import TableLook
 GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _TOLD_AGAIN_SECONDS = 600.0
+_CONNECT_SECONDS = 10.0  # a run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
 _WHAT = {
     GROUP_ALIVE: "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that is "
     "in progress and no member, and when records wait and nobody reads them.",
@@ -76,7 +77,7 @@ class GroupChecks:
             existing = instance.get_dynamic_partitions(self.partitions_name)
             materialized = instance.get_materialized_partitions(self.crash_lag)
             recent_runs = 3 * self.max_live_runs
-            table = TableLook.of(self.table, context.resources, spark_resource_key)
+            table = TableLook.of(self.table, context.resources, spark_resource_key, _CONNECT_SECONDS)
             look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
             waiting = [key for key in existing if is_key(key) and key not in materialized]
             unlisted = new_keys(look.owed, existing, materialized)

@@ -72,7 +72,9 @@ class InFlight:
         Raises:
             Exception: whatever the transform, Spark or the sink raised.
         """
-        self._rows.exception()  # waits; the job is the other thread's until then
+        while not (self._rows.done() or self.job.is_given_up):  # the job is the other thread's until then
+            with suppress(concurrent.futures.TimeoutError):
+                self._rows.exception(_LOOK_SECONDS)
         with self.job:
             return self.write.finish(self._rows.result)
 

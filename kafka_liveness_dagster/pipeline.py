@@ -20,6 +20,7 @@ from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.flight import Flight, InFlight
 from kafka_liveness_dagster.metadata import Tally, counted
+from kafka_liveness_dagster.spark.errors import SparkSilentError
 from kafka_liveness_dagster.spark.sink import SinkWitness
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class Pipeline:
         one = flight[0]
         try:
             written = one.finish() if self.in_flight > 1 else one.run()
+        except SparkSilentError:
+            raise  # says more than the fence after which it was given up
         except Exception:
             lane.check()  # what was cancelled by the fence failed because of it
             raise

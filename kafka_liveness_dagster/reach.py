@@ -5,7 +5,7 @@ Starts nothing.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
+_QUIET_SECONDS = 60.0
 at_bootstrap_servers = click.option(
     "--bootstrap-servers",
     type=SERVERS,
@@ -64,21 +65,24 @@ def reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSetti
 
 @contextmanager
 def session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
-    """What opens a session when it is needed first, which ends with the block; a server is not started for it."""
+    """What opens a session when it is needed first, which ends with the block; a server is not started for it.
+
+    In the block Spark may take its time, as long as it says something now and then.
+    """
     opened: list[SparkSession] = []
+    with ExitStack() as ends:
 
-    def session() -> SparkSession:
-        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415  only where there is a table
+        def session() -> SparkSession:
+            from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415  only where there is a table
+            from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
 
-        if not opened:
-            opened.append(connect(_spark(remote)))
-        return opened[0]
+            if not opened:
+                opened.append(connect(_spark(remote)))
+                ends.callback(end, opened[0])
+                ends.enter_context(line_of(opened[0]).within(_QUIET_SECONDS, "a command asked it for a table"))
+            return opened[0]
 
-    try:
         yield session
-    finally:
-        for one in opened:
-            one.stop()
 
 
 def _spark(remote: str) -> str:

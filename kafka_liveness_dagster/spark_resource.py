@@ -40,9 +40,10 @@ class SparkConnectResource(CheckedResource):
         Raises:
             SparkUnreachableError: no server answered, or it refused the token.
         """
-        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
 
-        if self._session is None:
+        if self._session is None or line_of(self._session).is_cut:
             self._session = connect(self._address())
         return self._session
 
@@ -57,8 +58,10 @@ class SparkConnectResource(CheckedResource):
 
         Caller: Dagster, when the run's resources are torn down. Affects: this run's session alone.
         """
+        from kafka_liveness_dagster.spark.session import end  # noqa: PLC0415 - pyspark stays lazy
+
         if self._session is not None:
-            self._session.stop()
+            end(self._session)
             self._session = None
 
     def running(self) -> str | None:

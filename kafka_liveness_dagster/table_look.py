@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.spark_resource import SparkConnectResource
 
-_CONNECT_SECONDS = 3.0
+AT_ONCE_SECONDS = 3.0
+_ASK_SECONDS = 10.0
 _LEAVE_ALONE_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
-_silent_until: dict[str, tuple[float, str]] = {}
+_silent_until: dict[str, tuple[float, float, str]] = {}
 
 
 @dataclass
@@ -32,17 +33,21 @@ class TableLook:
     Args:
         target: ``catalog.namespace.table``.
         spark: where the table is.
+        connect_seconds: how long Spark may take to open a session, where there is none yet.
     """
 
     target: str
     spark: SparkConnectResource
+    connect_seconds: float = AT_ONCE_SECONDS
     cannot_tell: str = field(default="", init=False)
     asked: bool = field(default=False, init=False)
 
     @classmethod
-    def of(cls, table: str | None, resources: Any, spark_resource_key: str) -> TableLook | None:
+    def of(
+        cls, table: str | None, resources: Any, spark_resource_key: str, connect_seconds: float = AT_ONCE_SECONDS
+    ) -> TableLook | None:
         """The table with the resources of this look; None where there is no table."""
-        return None if table is None else cls(table, getattr(resources, spark_resource_key))
+        return None if table is None else cls(table, getattr(resources, spark_resource_key), connect_seconds)
 
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
         """What the table says; None where it cannot be asked, and then ``cannot_tell`` says why."""
@@ -66,23 +71,25 @@ class TableLook:
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-        return TableLedger(IcebergTable(self.target), self._session).accounts(asked)
+        return TableLedger(IcebergTable(self.target), self._session, _ASK_SECONDS).accounts(asked)
 
     def _session(self) -> Any:
         from kafka_liveness_dagster.spark.errors import SparkUnreachableError  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
 
         remote = self.spark.running()
         if remote is None:
             raise SparkUnreachableError("the embedded Spark does not run; a run, or `kafka-liveness up`, starts it")
-        until, why = _silent_until.get(remote, (0.0, ""))
-        if time.monotonic() < until:
+        until, waited, why = _silent_until.get(remote, (0.0, 0.0, ""))
+        if time.monotonic() < until and waited >= self.connect_seconds:  # who has more patience may try
             raise SparkUnreachableError(why)
-        if remote not in _sessions:
+        if remote not in _sessions or line_of(_sessions[remote]).is_cut:
             try:
-                _sessions[remote] = connect(remote, timeout_seconds=_CONNECT_SECONDS)
+                _sessions[remote] = connect(remote, timeout_seconds=self.connect_seconds)
             except SparkUnreachableError as error:
-                _silent_until[remote] = (time.monotonic() + _LEAVE_ALONE_SECONDS, str(error))
+                until = time.monotonic() + _LEAVE_ALONE_SECONDS
+                _silent_until[remote] = (until, self.connect_seconds, str(error))
                 raise
         return _sessions[remote]
 

@@ -12,6 +12,10 @@ class SparkUnreachableError(KafkaLivenessError, ConnectionError):
     """No Spark Connect server answered at the address, or it refused the token."""
 
 
+class SparkSilentError(KafkaLivenessError, ConnectionError):
+    """Spark, or what it waits for itself, did not answer in time; the connection to it was given up."""
+
+
 class SparkCancelledError(KafkaLivenessError):
     """The job was cancelled: what it was writing is either in the table as a whole or not at all."""
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from kafka_liveness_dagster.spark.errors import SparkCancelledError
+from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkUnreachableError
+from kafka_liveness_dagster.spark.line import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _INTERRUPT_EVERY_SECONDS = 0.2
-_INTERRUPT_FOR_SECONDS = 60.0
+GIVE_UP_SECONDS = 20.0
+"""From the cancel on. A server that lives ends an operation in tenths of a second, one that is busy in a few."""
 
 
 def now_ms() -> int:
@@ -36,7 +39,8 @@ class SparkJob:
     """Everything the entering thread asks of Spark until it leaves, as one thing to watch and to cancel.
 
     It may be entered again, by another thread too: what is cancelled stays so. A cancelled job raises
-    :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like success.
+    :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like success. One
+    that does not end within ``GIVE_UP_SECONDS`` takes its session's connection with it: :class:`SparkSilentError`.
 
     Args:
         session: the Spark Connect session the work runs in.
@@ -68,12 +72,19 @@ class SparkJob:
         """When a Spark task was last seen to have finished, by the clock of :func:`now_ms`; first: the start."""
         return self._last_progress_ms
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nothing of it can be heard any more."""
+        return line_of(self._session).is_cut
+
     def check(self) -> None:
         """Pass, or raise because the job was cancelled; call it before each operation.
 
         Raises:
             SparkCancelledError: the job was cancelled.
+            SparkSilentError: it was, and did not end in time.
         """
+        line_of(self._session).check()
         if self._cancelled.is_set():
             raise SparkCancelledError(
                 "Spark job was cancelled: nothing more is started; its batch was not committed and will be replayed"
@@ -94,7 +105,8 @@ class SparkJob:
             self._cancelled.set()
         if first and entered:
             # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
-            threading.Thread(target=self._interrupt_until_ended, name=self.tag, daemon=True).start()
+            for what in (self._interrupt_until_ended, self._give_up):
+                threading.Thread(target=what, name=self.tag, daemon=True).start()
         return not entered or self._ended.wait(timeout_seconds)
 
     def __enter__(self) -> Self:
@@ -121,14 +133,24 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
+        if type(error) is SparkConnectGrpcException and "StatusCode.UNAVAILABLE" in str(error):
+            raise SparkUnreachableError(
+                f"Spark at {line_of(self._session).address} was lost in the middle of a batch, and not found again in "
+                "half a minute of trying: nothing was committed, and the batch comes again; look at the server's log"
+            ) from error
 
     def _interrupt_until_ended(self) -> None:
         """One interrupt is not enough: an operation that was just being sent would not be hit by it."""
-        give_up = time.monotonic() + _INTERRUPT_FOR_SECONDS
-        while not self._ended.is_set() and time.monotonic() < give_up:
+        while not (self._ended.is_set() or self.is_given_up):
             with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
                 self._session.interruptTag(self.tag)
             self._ended.wait(_INTERRUPT_EVERY_SECONDS)
+
+    def _give_up(self) -> None:
+        """In a thread of its own: an interrupt may wait for an answer too."""
+        if not self._ended.wait(GIVE_UP_SECONDS):
+            told = f"a batch was cancelled, by its deadline or by its run, and did not end in {GIVE_UP_SECONDS:g} s"
+            line_of(self._session).cut(told)
 
     def _progressed(
         self,

@@ -18,6 +18,7 @@ from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.spark.line import line_of
 from kafka_liveness_dagster.spark.ranges import names
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table import IcebergTable
 
 _WROTE, _HAD, _SINCE = (f"kafka-liveness.{word}" for word in ("wrote", "had", "since"))
+ANSWER_SECONDS = 25.0
 _NEWEST = 128
 """Snapshots that a look asks for at first: writers sum up more often than that."""
 _LOOK_SHARE = 0.01
@@ -43,10 +45,13 @@ class TableLedger:
     Args:
         table: the table; it may not exist yet.
         session: gives a Spark session of a server whose catalog has it.
+        answer_seconds: how long Spark may say nothing when ``accounts`` asks it: nobody watches such a look.
     """
 
-    def __init__(self, table: IcebergTable, session: Callable[[], SparkSession]) -> None:
-        self._table, self._session = table, session
+    def __init__(
+        self, table: IcebergTable, session: Callable[[], SparkSession], answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
+        self._table, self._session, self._answer_seconds = table, session, answer_seconds
         self._says = Ledger()
         self._known: dict[TopicPartition, Account] = {}
         self._believed: dict[TopicPartition, Account] = {}
@@ -68,8 +73,11 @@ class TableLedger:
         Raises:
             RowsMissingError: it has lost what this process wrote, or what it said before.
             LedgerError: a newer version wrote to it.
+            SparkSilentError: Spark did not answer in time.
         """
-        self._look(self._session())
+        session = self._session()
+        with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):
+            self._look(session)
         return {tp: self._says.of(tp) for tp in asked}
 
     def learn(self, accounts: Accounts) -> None:

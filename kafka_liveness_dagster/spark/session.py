@@ -1,29 +1,33 @@
 """Is there a Spark Connect server, and does it know us? Answered in seconds, never in minutes.
 
 Never shares a session: each caller's own is interrupted, configured and stopped without touching another's.
-
->>> redacted("sc://spark.example:15002/;token=s3cr3t;user_id=etl")
-'sc://spark.example:15002/;token=***;user_id=etl'
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import re
 import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql.connect.client.core import DefaultChannelBuilder
 from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
+from kafka_liveness_dagster.spark.line import Line, line_of, redacted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 _WHILE_STARTING = DefaultPolicy(max_retries=10_000, backoff_multiplier=1, initial_backoff=200)
-_WHILE_WORKING = DefaultPolicy(max_retries=8, max_backoff=10_000)
+_WHILE_WORKING = DefaultPolicy(max_retries=12, max_backoff=3_000)
 """Half a minute; pyspark's default is over ten, and a server that restarted has lost the session anyway."""
+_END_SECONDS = 5.0
 _opened: list[SparkSession] = []
 """Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for threads
 it shares with all sessions; when the garbage collector does that inside another session's gRPC call, both wait for
@@ -31,11 +35,10 @@ ever (seen with 4.1.3). So none is ever collected."""
 _IN_PLANS = r"""(?:LoginModule required|PRIVATE KEY-----|ssl\.key\.password"\s*value:)[^\n]*"""
 """Spark Connect shows the options of a read in its UI and its event log, as text: a line of it each."""
 _REDACTED = "spark.sql.redaction.string.regex"
-_SECRET = re.compile(r"(?<=;)([^;=]*(?:token|secret|password)[^;=]*)=[^;]*", re.IGNORECASE)
 
 
 def connect(remote: str, *, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) -> SparkSession:
-    """Open a session of the caller's own on the server at ``remote``; end it with ``session.stop()``.
+    """Open a session of the caller's own on the server at ``remote``; end it with ``end(session)``.
 
     Args:
         remote: a Spark Connect URL, like ``sc://localhost:15002/;token=…``.
@@ -45,29 +48,40 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) ->
         SparkUnreachableError: nobody answered in time, or the server refused the token.
         InvalidSettingError: ``remote`` is not a Spark Connect URL.
     """
-    _check_url(remote)
-    session: SparkSession = SparkSession.builder.remote(remote).create()
+    line = _line(remote)
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as pyspark's own ``remote(…)``: its functions are Connect's now
+    session: SparkSession = ConnectSession.builder.channelBuilder(line).create()
     _opened.append(session)
     # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the server died.
     atexit.unregister(session.client._cleanup_ml_cache)  # noqa: SLF001
     session.client.set_retry_policies([_WHILE_STARTING])
     refused = _greet(session, timeout_seconds)
     if refused is not None:
-        session.client.close()
+        line.cut("it was to open a session")
         raise SparkUnreachableError(_unreachable(remote, refused, timeout_seconds))
     session.client.set_retry_policies([_WHILE_WORKING])
-    _hide_secrets(session)
     return session
 
 
-def redacted(remote: str) -> str:
-    """The URL without its secrets, fit for a log or an error."""
-    return _SECRET.sub(r"\1=***", remote)
+def end(session: SparkSession) -> None:
+    """End a session, in seconds: what a server that does not answer holds of it expires there by itself."""
+    ended = threading.Event()
+
+    def stop() -> None:
+        with suppress(Exception):
+            session.stop()
+        ended.set()
+
+    session.client.set_retry_policies([])
+    threading.Thread(target=stop, name="spark-connect-bye", daemon=True).start()
+    if not ended.wait(_END_SECONDS):
+        line_of(session).cut("its session was to be ended")
+        ended.wait(_END_SECONDS)
 
 
-def _check_url(remote: str) -> None:
+def _line(remote: str) -> Line:
     try:
-        DefaultChannelBuilder(remote)
+        return Line(remote)
     except (PySparkException, ValueError) as error:
         raise InvalidSettingError(
             f"{redacted(remote)!r} is not a Spark Connect URL ({_reason(error, remote)}): wanted sc://host:port/;token=…"
@@ -87,6 +101,7 @@ def _greet(session: SparkSession, timeout_seconds: float) -> Exception | None:
     def greet() -> None:
         try:
             _ = session.version
+            _hide_secrets(session)
             answer.append(None)
         except Exception as error:  # noqa: BLE001 (handed to the waiting thread)
             answer.append(error)
