@@ -40,10 +40,10 @@ def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
     def orders(batch):
         if told["killed_while"]:
             batch.sparkSession.registerProgressHandler(progressed)
-        nap = "java_method('java.lang.Thread', 'sleep', 150L)" if told["killed_while"] == "Spark reads" else "''"
+        nap = "java_method('java.lang.Thread', 'sleep', 75L)" if told["killed_while"] == "Spark reads" else "''"
         return batch.selectExpr("topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by")
 
-    kafka = kl.KafkaLivenessResource(bootstrap_servers=told["kafka"], session_timeout_seconds=1.5)
+    kafka = kl.KafkaLivenessResource(**told["kafka"])
     resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=told["spark"])}
     defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))
     defs.resolve_job_def(told["job"]).execute_in_process(
