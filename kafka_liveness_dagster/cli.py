@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import click
 
-from kafka_liveness_dagster import audit_command, group_commands
+from kafka_liveness_dagster import audit_command, group_commands, topic_commands
 from kafka_liveness_dagster.arguments import REMOTE, SERVERS, Seconds
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
@@ -186,6 +186,8 @@ def timeline(
 main.add_command(group_commands.status)
 main.add_command(group_commands.forgive)
 main.add_command(audit_command.audit)
+main.add_command(topic_commands.topic)
+main.add_command(topic_commands.produce)
 
 
 def _clean_up_when_asked_to_end() -> None:

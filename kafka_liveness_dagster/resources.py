@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +21,7 @@ from kafka_liveness_dagster.secured import SecuredKafkaResource
 from kafka_liveness_dagster.settings import CatchUpSettings, ConsumerSettings, KafkaResourceSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kafka_liveness_dagster.core.limits import BrokerLimits
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+
+_log = logging.getLogger(__name__)
 
 with suppress(PackageNotFoundError):  # a folder that was copied, not installed, has no version to tell
     DagsterLibraryRegistry.register(
@@ -116,6 +119,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         from kafka_liveness_dagster.core.resume import ResumePolicy  # noqa: PLC0415
         from kafka_liveness_dagster.kafka.consumer import LivenessConsumer  # noqa: PLC0415 - confluent_kafka stays lazy
 
+        self.make_missing(topics, context.log.info if context else _log.info)
         jumps = enable_parallel_rebalance
         live = LiveSettings(
             tuple(topics),
@@ -180,6 +184,13 @@ class KafkaLivenessResource(SecuredKafkaResource):
         from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415 - confluent_kafka stays lazy
 
         return Cluster(self.settings())
+
+    def make_missing(self, topics: Sequence[str], say: Callable[[str], object]) -> None:
+        """Make the topics that do not exist, on the embedded broker and only there; ``say`` is told of each."""
+        if resolved(self.bootstrap_servers) == EMBEDDED:
+            from kafka_liveness_dagster.kafka.topics import create_missing  # noqa: PLC0415 - stays lazy
+
+            create_missing(self.settings(), topics, say)
 
     def _timeouts(self, budget: Budget, group_id: str, limits: BrokerLimits) -> Timeouts:
         return derive(

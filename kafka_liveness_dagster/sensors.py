@@ -107,8 +107,9 @@ def build_group_sensor(
         description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        cluster = getattr(context.resources, kafka_resource_key).cluster()
-        return watch.tick(context, cluster, TableLook.of(table, context.resources, spark_resource_key))
+        kafka = getattr(context.resources, kafka_resource_key)
+        kafka.make_missing(topics, context.log.info)
+        return watch.tick(context, kafka.cluster(), TableLook.of(table, context.resources, spark_resource_key))
 
     return group_sensor
 

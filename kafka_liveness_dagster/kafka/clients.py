@@ -6,7 +6,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _OPEN_READERS = 64  # each has 3 threads, one more for every broker, and 2 connections
-_Client = TypeVar("_Client", AdminClient, Consumer)
+_Client = TypeVar("_Client", AdminClient, Consumer, Producer)
 _READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())

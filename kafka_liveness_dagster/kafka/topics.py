@@ -1,0 +1,184 @@
+"""How is a topic made, and how do records come into it? For people at a terminal, and for the embedded broker.
+
+The only requests of this package that change a cluster beside commits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import ConfigResource, ConfigSource, NewTopic
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
+from kafka_liveness_dagster.kafka.clients import admin_client, made
+from kafka_liveness_dagster.kafka.errors import Heard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
+
+EMBEDDED_PARTITIONS = 4
+_OWN = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+_LINGER_MS = 20
+_SENT_SECONDS = 30.0  # how long a broker may take for what was handed over
+
+
+class NotProducedError(KafkaLivenessError):
+    """Not all records are in the topic."""
+
+
+def create(
+    settings: KafkaSettings,
+    topic: str,
+    *,
+    partitions: int = -1,
+    replication_factor: int = -1,
+    config: Mapping[str, str] | None = None,
+) -> int:
+    """Make a topic, and wait until the cluster shows it.
+
+    Args:
+        settings: of the cluster.
+        topic: its name.
+        partitions: how many; the broker's default, ``num.partitions``, unless given.
+        replication_factor: copies of each; the broker's default unless given.
+        config: the topic's own, like ``retention.ms``.
+
+    Returns:
+        How many partitions it has.
+
+    Raises:
+        KafkaRefusedError: it exists, or the cluster refuses these numbers or settings.
+    """
+    admin, heard = admin_client(settings)
+    wanted = NewTopic(topic, partitions, replication_factor, config=dict(config or {}))
+    try:
+        admin.create_topics([wanted], request_timeout=REQUEST_SECONDS)[topic].result()
+    except KafkaException as error:
+        raise heard.named(error, f"making topic {topic}") from error
+    give_up_at, cluster = time.monotonic() + REQUEST_SECONDS, Cluster(settings)
+    while topic not in cluster.topics() and time.monotonic() < give_up_at:
+        time.sleep(0.02)  # one broker has made it, the one that was asked may not have heard of it
+    return len(cluster.partitions([topic]))
+
+
+def create_missing(settings: KafkaSettings, topics: Iterable[str], say: Callable[[str], object]) -> None:
+    """Make those topics that do not exist, as only the embedded broker may be asked to: nobody else is at it.
+
+    Args:
+        settings: of the embedded broker.
+        topics: of an asset.
+        say: told of each that is made.
+    """
+    known = Cluster(settings).topics()
+    for topic in (one for one in topics if one not in known):
+        try:
+            count = create(settings, topic, partitions=EMBEDDED_PARTITIONS)
+        except KafkaLivenessError as error:
+            cause = error.__cause__
+            if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue  # somebody else did, between the two requests
+            raise
+        say(f"topic {topic} did not exist on the embedded broker: made it, with {count} partitions")
+
+
+def config_of(settings: KafkaSettings, topic: str) -> dict[str, str]:
+    """What is set on the topic itself.
+
+    Raises:
+        TopicNotFoundError: there is none of that name.
+    """
+    admin, heard = admin_client(settings)
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    try:
+        found = admin.describe_configs([asked], request_timeout=REQUEST_SECONDS)[asked].result()
+    except KafkaException as error:
+        raise heard.named(error, f"asking for the config of topic {topic}") from error
+    return {name: one.value for name, one in sorted(found.items()) if one.source == _OWN}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One to be produced; without a key it goes to any partition."""
+
+    value: bytes
+    key: bytes | None = None
+
+
+@dataclass
+class Producing:
+    """Records on their way into one topic, written once each (idempotent, KIP-98) and in their order.
+
+    Attributes:
+        written: how many each partition has taken.
+    """
+
+    settings: KafkaSettings
+    topic: str
+    written: Counter[TopicPartition] = field(default_factory=Counter)
+    _refused: list[KafkaError] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        Cluster(self.settings).partitions([self.topic])  # a producer waits for minutes for a topic that is not there
+        self._heard = Heard(self.settings)
+        config = {
+            **self.settings.client("kafka-liveness/produce"),
+            "enable.idempotence": True,
+            "linger.ms": _LINGER_MS,
+            "error_cb": self._heard,
+        }
+        self._producer = made(Producer, config)
+
+    def send(self, record: Record) -> None:
+        """Hand one over; waits while the client's queue is full.
+
+        Raises:
+            NotProducedError: the broker refused one before it, or takes none.
+        """
+        give_up_at = time.monotonic() + _SENT_SECONDS
+        while True:
+            self._check()
+            try:
+                self._producer.produce(self.topic, record.value, record.key, on_delivery=self._delivered)
+            except BufferError:  # its queue is full
+                if time.monotonic() > give_up_at:
+                    raise self._not_produced(f"the broker has taken none for {_SENT_SECONDS:g} s") from None
+                self._producer.poll(0.1)
+            except KafkaException as error:
+                raise self._not_produced(error.args[0].str()) from error
+            else:
+                self._producer.poll(0)
+                return
+
+    def flush(self) -> int:
+        """Wait until the broker has all of them; how many it has.
+
+        Raises:
+            NotProducedError: it has not.
+        """
+        waiting = self._producer.flush(_SENT_SECONDS)
+        self._check()
+        if waiting:
+            raise self._not_produced(f"{waiting:,} were not acknowledged within {_SENT_SECONDS:g} s, and may be there")
+        return self.written.total()
+
+    def _delivered(self, error: KafkaError | None, message: Any) -> None:
+        """Caller: the producer's ``poll`` and ``flush``. Affects: what is counted, and what the next call raises."""
+        if error is None:
+            self.written[TopicPartition(message.topic(), message.partition())] += 1
+        else:
+            self._refused.append(error)
+
+    def _check(self) -> None:
+        if self._refused:
+            raise self._not_produced(str(self._heard.named(self._refused[0], f"producing to {self.topic}")))
+
+    def _not_produced(self, why: str) -> NotProducedError:
+        return NotProducedError(f"{self.written.total():,} records are in topic {self.topic}, then it ended: {why}")
