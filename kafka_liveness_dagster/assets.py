@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import functools
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.parts import KafkaAsset
 
 if TYPE_CHECKING:
@@ -14,9 +17,27 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.hooks import Hook
     from kafka_liveness_dagster.spark.sink import Sink
 
+_Decorator = TypeVar("_Decorator", bound="Callable[..., Any]")
 DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python
 
 
+def _with_brackets(decorator: _Decorator) -> _Decorator:
+    """A decorator that says what is missing when it is used as one that takes no settings."""
+
+    @functools.wraps(decorator)
+    def checked(*args: Any, **settings: Any) -> Any:
+        if args:
+            given = getattr(args[0], "__name__", shown(args[0]))
+            raise InvalidSettingError(
+                f"{decorator.__name__} needs brackets with settings before it decorates {given}: "
+                f'@{decorator.__name__}(topics=["orders"], group_id="orders-etl", table="lake.shop.orders")'
+            )
+        return decorator(**settings)
+
+    return checked  # type: ignore[return-value]
+
+
+@_with_brackets
 def kafka_asset(
     *,
     topics: Sequence[str],

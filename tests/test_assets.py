@@ -75,6 +75,16 @@ def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, sa
         make(**settings)
 
 
+def test_the_decorator_without_brackets_says_what_is_missing():
+    """Not Python's own words about positional arguments."""
+
+    def orders(batch):
+        return batch
+
+    with pytest.raises(InvalidSettingError, match=r"needs brackets .*before it decorates orders: @kafka_asset\(topics"):
+        kl.kafka_asset(orders)
+
+
 def test_the_assets_say_where_the_rows_go():
     """A table by its name, and kind Iceberg; a sink by the name of its class or of the function that made it."""
 

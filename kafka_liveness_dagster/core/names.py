@@ -30,7 +30,10 @@ MOST_CHARACTERS = 249  # of a topic, says Kafka; nobody means a longer group id
 RANGE_OF_PARTITIONS = "..."  # Dagster's
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TABLE = re.compile(r"[A-Za-z0-9_-]{1,255}(\.[A-Za-z0-9_-]{1,255}){2,}")
-_SERVER = re.compile(r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+):(?P<port>[0-9]{1,5})")
+_SERVER = re.compile(
+    r"(?:(?i:plaintext|ssl|sasl_plaintext|sasl_ssl)://)?"
+    r"(?:\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+):(?P<port>[0-9]{1,5})"
+)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _shown = reprlib.Repr()
@@ -135,7 +138,7 @@ TABLE = Name(
     "catalog.namespace.table of letters (a-z, A-Z), digits, _ and -, like lake.shop.orders, each part of at most 255",
     _is_table,
 )
-SERVERS = Name("host:port,host:port with ports from 1 to 65535", _are_servers)
+SERVERS = Name("host:port,host:port with ports from 1 to 65535, and no web address", _are_servers)
 REMOTE = Name(
     "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",
     _is_remote,

@@ -7,6 +7,7 @@ that Spark cannot read.
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+_A_METHOD = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
 _LAST_MS = (2**63 - 1) // 1000
 """Spark counts microseconds: a later timestamp, of the year 294247, overflows."""
 
@@ -65,7 +67,12 @@ class Transformed:
                 if is_the_servers(error):
                     raise
                 self._check_source(batch)
-            raise self._refused(f"raised {_named(error)}", "mend the transform; the batch comes again") from error
+            remedy = (
+                "the column is batch['offset']: batch.offset is a method of DataFrame"
+                if _is_method(error, self.transform)
+                else "mend the transform; the batch comes again"
+            )
+            raise self._refused(f"raised {_named(error)}", remedy) from error
         if not isinstance(rows, DataFrame):
             raise self._refused(f"returned {_kind(rows)} instead of a DataFrame", _hint(rows))
         if rows.sparkSession is not self.session:
@@ -115,6 +122,12 @@ class Transformed:
         return TransformError(
             f"{name} {what} for {self.ranges[0]}{more}: nothing of the batch was written or committed; {remedy}"
         )
+
+
+def _is_method(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> bool:
+    """Whether a method was taken for a column: of a batch's columns ``offset`` alone is the name of one, too."""
+    names = getattr(getattr(transform, "__code__", None), "co_names", ())
+    return isinstance(error, (TypeError, AttributeError)) and "offset" in names and bool(_A_METHOD.search(str(error)))
 
 
 def _named(error: Exception) -> str:

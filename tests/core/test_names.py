@@ -41,7 +41,21 @@ from kafka_liveness_dagster.core.names import shown
         pytest.param(
             names.SERVERS,
             ["h:1", "a:1,b:65535", "a:1, b:2,", "[::1]:9092", "SASL_SSL://h.example:9092", "127.0.0.1:9092"],
-            ["", " ", ",", "h", "h:", "h:0", "h:65536", "h:1;g:2", "h 1:2", "h:1\n", "http//h:1", "a:1,b"],
+            [
+                "",
+                " ",
+                ",",
+                "h",
+                "h:",
+                "h:0",
+                "h:65536",
+                "h:1;g:2",
+                "h 1:2",
+                "h:1\n",
+                "http//h:1",
+                "http://h:1",
+                "a:1,b",
+            ],
             id="brokers",
         ),
         pytest.param(

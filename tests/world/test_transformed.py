@@ -55,6 +55,19 @@ def looks_for_nothing(batch):
         ),
         pytest.param(lambda batch: batch.select("price"), "raised AnalysisException: .*`price`", id="unknown column"),
         pytest.param(lambda batch: batch.count("x"), "raised TypeError: ", id="TypeError"),
+        *(
+            pytest.param(
+                transform, r"raised .*the column is batch\['offset'\]: batch\.offset is a method", id=f"offset {n}"
+            )
+            for n, transform in enumerate(
+                (
+                    lambda batch: batch.select(batch.offset),
+                    lambda batch: batch.where(batch.offset > 7),
+                    lambda batch: batch.withColumn("next", batch.offset + 1),
+                    lambda batch: batch.select(batch.offset.cast("string")),
+                )
+            )
+        ),
         pytest.param(
             lambda batch: batch.sparkSession.table("lake.no.prices"),
             "raised .*`lake`.`no`.`prices`",
