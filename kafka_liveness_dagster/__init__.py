@@ -88,10 +88,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - costs more than the package itself
+
+        return version("kafka-liveness-dagster")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted((*globals(), *__all__))
+    return sorted((*__all__, "__version__", "__doc__", "__name__", "__file__", "__path__"))
