@@ -57,9 +57,7 @@ def status(
       kafka-liveness status orders-etl --topic orders --watch 5
       kafka-liveness status orders-etl --json | jq '.partitions[] | select(.owed_offsets > 0)'
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from rich.console import Console  # noqa: PLC0415  `--help` must not wait for it
-
-    from kafka_liveness_dagster import status as group_status  # noqa: PLC0415
+    from kafka_liveness_dagster import status as group_status  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster import status_shown  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
@@ -77,7 +75,7 @@ def status(
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
-        Console(highlight=False).print(status_shown.show(found))
+        status_shown.terminal().print(status_shown.show(found))
 
 
 @click.command()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,11 +19,14 @@ from kafka_liveness_dagster.core.membership import Expiry
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from rich.console import ConsoleOptions, RenderResult
 
     from kafka_liveness_dagster.status import GroupStatus, PartitionStatus
 
 _SHOWN_RANGES = 6
+_NO_WIDTH = 1_000_000
 _WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expiry.GONE: "expired"}
 
 
@@ -38,7 +45,7 @@ def show(found: GroupStatus) -> Group:
 
 def watch(look: Callable[[], GroupStatus], seconds: float) -> None:
     """Look again and again until Ctrl-C; a broker that is away for a while is waited for."""
-    with Live(show(look()), console=Console(highlight=False), auto_refresh=False) as live:
+    with Live(show(look()), console=terminal(), auto_refresh=False) as live:
         live.refresh()
         while True:
             time.sleep(seconds)
@@ -48,13 +55,45 @@ def watch(look: Callable[[], GroupStatus], seconds: float) -> None:
                 live.update(Text(str(error), "red"), refresh=True)
 
 
-def _partitions_table(found: GroupStatus) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("partition", "log", "committed", "mark", "lag", "owed", "done above", "both lanes"):
-        table.add_column(column, overflow="fold", no_wrap=column not in ("partition", "owed", "done above"))
+def terminal() -> Console:
+    """Where it is shown; what is no terminal, a pipe or a file, has no width, and nothing is folded to one."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _NO_WIDTH
+    return console
+
+
+@dataclass
+class _Rows:
+    """A table where it fits in the width there is; else a few lines for each row. No word is cut, no column dropped."""
+
+    columns: Sequence[str]
+    rows: list[tuple[list[str | Text], str]] = field(default_factory=list)
+
+    def add(self, *cells: str | Text, style: str = "") -> None:
+        self.rows.append((list(cells), style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=None, pad_edge=False)
+        for column in self.columns:
+            table.add_column(column, no_wrap=True)
+        for cells, style in self.rows:
+            table.add_row(*cells, style=style)
+        if Measurement.get(console, options.update(width=_NO_WIDTH), table).maximum <= options.max_width:
+            yield table
+            return
+        for (first, *others), style in self.rows:
+            yield Text.assemble((str(first), "bold"), style=style)
+            for column, cell in zip(self.columns[1:], others, strict=True):
+                if str(cell):
+                    yield Padding(Text.assemble(f"{column} ", cell, style=style, overflow="fold"), (0, 0, 0, 2))
+
+
+def _partitions_table(found: GroupStatus) -> _Rows:
+    table = _Rows(("partition", "log", "committed", "mark", "lag", "owed", "done above", "both lanes"))
     for p in found.partitions:
         seen, mark = p.seen, p.seen.mark
-        table.add_row(
+        table.add(
             str(seen.topic_partition),
             f"{seen.log_start}-{seen.log_end}",
             _or_none(seen.committed),
@@ -68,14 +107,12 @@ def _partitions_table(found: GroupStatus) -> Table:
     return table
 
 
-def _members_table(found: GroupStatus) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("member", "run", "host", "static id", "partitions"):
-        table.add_column(column, overflow="fold")
+def _members_table(found: GroupStatus) -> _Rows:
+    table = _Rows(("member", "run", "host", "static id", "partitions"))
     for m in found.members:
         held = _several(sorted(map(str, m.seen.partitions)))
         runs = " ".join(m.runs) or "not ours"
-        table.add_row(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
+        table.add(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
     return table
 
 

@@ -22,8 +22,8 @@ from tests.world.one_group import NO_SPARK, join
 def run(services):
     """Run a command of ``kafka-liveness`` against the test's broker."""
 
-    def invoke(*words, answer=None):
-        return CliRunner(env={"COLUMNS": "160"}).invoke(
+    def invoke(*words, answer=None, columns="160"):
+        return CliRunner(env={"COLUMNS": columns}).invoke(
             main, [*map(str, words), "--bootstrap-servers", services.bootstrap_servers], input=answer
         )
 
@@ -116,6 +116,22 @@ def test_status_as_a_table_says_the_same(owing, run):
     assert "released" in row
     assert "70-120" in row
     assert row.split()[-1] == "70", "KIP-333's committed(), over both lanes"
+
+
+@pytest.mark.parametrize("columns", [None, "80", "20"])
+def test_status_cuts_no_word_where_there_is_no_room(owing, run, columns):
+    """In a pipe a line a partition; on a narrow terminal several lines, and names longer than that are folded alone."""
+    told = run("status", owing.group, columns=columns).output
+    assert "\u2026" not in told
+    text = told.replace("\n", "") if columns == "20" else told
+    assert str(owing.tp) in text
+    assert "70-120" in text
+    alone = [line for line in told.splitlines() if line == str(owing.tp)]
+    assert alone == ([str(owing.tp)] if columns else []), "a heading of its own where there is no room for a row"
+    assert columns is None or all(len(line) <= int(columns) for line in told.splitlines())
+    if columns is None:
+        [row] = [line for line in told.splitlines() if line.startswith(str(owing.tp))]
+        assert re.fullmatch(r"\S+ +0-120 +120 +released \w+ +0 +70-120 +70", row.rstrip())
 
 
 def test_status_shows_static_members_and_paused_partitions(world, run):
