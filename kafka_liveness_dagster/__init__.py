@@ -1,11 +1,13 @@
 """Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
 
 Names are loaded when they are first used: importing the package imports neither dagster, pyspark nor
-confluent_kafka, and a machine that only shows the UI needs neither Java nor a broker.
+confluent_kafka, and a machine that only shows the UI needs neither Java nor a broker. It tells pyspark, though, that
+Spark is reached through Spark Connect in this process.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +87,9 @@ _HOMES = {
     "build_group_sensor": "sensors",
     "kafka_asset": "assets",
 }
+
+# pyspark asks for it where a function of the user's is defined (@udf, @pandas_udf): before any Spark is there
+os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ again. Options for its Java go into ``spark.driver.defaultJavaOptions``.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,7 @@ def _env(conf: Path, token: str) -> dict[str, str]:
         "JAVA_HOME": str(find_java().parent.parent),
         "SPARK_HOME": str(pyspark_folder()),
         "SPARK_CONF_DIR": str(conf),
+        "PYSPARK_PYTHON": sys.executable,  # functions of the user's find what their transform finds
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
     }

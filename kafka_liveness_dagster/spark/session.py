@@ -9,8 +9,8 @@ import atexit
 import os
 import re
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.client.retries import DefaultPolicy
@@ -21,6 +21,8 @@ from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 from kafka_liveness_dagster.spark.line import Line, line_of, redacted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -77,6 +79,18 @@ def end(session: SparkSession) -> None:
     if not ended.wait(_END_SECONDS):
         line_of(session).cut("its session was to be ended")
         ended.wait(_END_SECONDS)
+
+
+@contextmanager
+def active(session: SparkSession) -> Iterator[None]:
+    """Let this be the session that pyspark asks where it is given none, in this thread: for a type that is text."""
+    threads: Any = ConnectSession._active_session  # noqa: SLF001 - it can be set there alone
+    before = getattr(threads, "session", None)
+    threads.session = session
+    try:
+        yield
+    finally:
+        threads.session = before
 
 
 def _line(remote: str) -> Line:

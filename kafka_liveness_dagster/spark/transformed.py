@@ -18,6 +18,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
 from kafka_liveness_dagster.spark.failed import in_short, is_the_servers, is_timestamp
+from kafka_liveness_dagster.spark.session import active
 from kafka_liveness_dagster.spark.source import read
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Transformed:
         """
         batch = read(self.session, self.ranges, self.options)
         try:
-            rows = self.transform(batch)
+            with active(self.session):
+                rows = self.transform(batch)
             if isinstance(rows, DataFrame):
                 _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
         except Exception as error:
