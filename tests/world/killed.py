@@ -190,7 +190,8 @@ class Catalog:
     """The table's catalog, through which nobody's commit gets while it is held; Iceberg waits 10 s for it."""
 
     def __init__(self, uri):
-        self._connection = sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None, timeout=20)
+        file = uri.removeprefix("sqlite:///")
+        self._connection = sqlite3.connect(file, isolation_level=None, timeout=20, check_same_thread=False)
 
     def hold(self):
         """Let everybody read, and nobody commit."""
