@@ -113,14 +113,8 @@ class Stage:
         return dg.DagsterInstance.from_config(str(self.dagster_home))
 
     def launch_backfill(self, asset: str, keys: list[str]) -> str:
-        """The mutation the UI sends when someone selects partitions and presses the button; gives its id."""
-        params = {"assetSelection": [{"path": [asset]}], "partitionNames": keys}
-        question: dict[str, Any] = {"query": _LAUNCH, "variables": {"params": params}}
-        answer = requests.post(f"{self.url}/graphql", json=question, timeout=60).json()
-        found = (answer.get("data") or {}).get("launchPartitionBackfill") or {}
-        if "backfillId" not in found:
-            raise DemoError(f"the UI refused the backfill of {len(keys)} partitions: {found or answer}")
-        return str(found["backfillId"])
+        """As the UI does when someone selects partitions and presses the button; gives its id."""
+        return launch_backfill(self.url, asset, keys)
 
     def _answers(self) -> bool:
         try:
@@ -151,6 +145,17 @@ class Stage:
             except psutil.Error:
                 continue  # another user's, or gone
         return found
+
+
+def launch_backfill(url: str, asset: str, keys: list[str]) -> str:
+    """The mutation the UI sends when someone selects partitions and presses the button; gives the backfill's id."""
+    params = {"assetSelection": [{"path": [asset]}], "partitionNames": keys}
+    question: dict[str, Any] = {"query": _LAUNCH, "variables": {"params": params}}
+    answer = requests.post(f"{url}/graphql", json=question, timeout=60).json()
+    found = (answer.get("data") or {}).get("launchPartitionBackfill") or {}
+    if "backfillId" not in found:
+        raise DemoError(f"the UI refused the backfill of {len(keys)} partitions: {found or answer}")
+    return str(found["backfillId"])
 
 
 def messages(instance: dg.DagsterInstance, run_id: str) -> list[tuple[float, str]]:

@@ -64,6 +64,11 @@ class DagsterDev:
         self.power_loss()
         self.instance.dispose()
 
+    @property
+    def url(self):
+        """Its webserver's."""
+        return f"http://127.0.0.1:{self._port}"
+
     def start(self):
         """``dagster dev -f orders.py``; when, in seconds since the epoch."""
         command = [sys.executable, "-m", "dagster", "dev", "-f", str(self._code), "-p", self._port]
@@ -95,7 +100,7 @@ class DagsterDev:
         }
         asked = {"query": _START_SENSOR, "variables": {"sensor": where}}
         try:
-            answer = requests.post(f"http://127.0.0.1:{self._port}/graphql", json=asked, timeout=5).json()
+            answer = requests.post(f"{self.url}/graphql", json=asked, timeout=5).json()
         except requests.RequestException:
             return False
         return answer.get("data", {}).get("startSensor", {}).get("__typename") == "Sensor"

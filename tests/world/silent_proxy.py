@@ -61,9 +61,14 @@ class SilentProxy:
                 client, _ = self._listening.accept()
             except OSError:
                 return  # closed
-            one = _Connection(client, socket.create_connection((LOOPBACK, self._target)), self._talks)
+            try:
+                server = socket.create_connection((LOOPBACK, self._target))
+            except OSError:
+                client.close()  # nobody is behind us now
+                continue
+            one = _Connection(client, server, self._talks)
             with self._lock:
-                self._open.append(one)
+                self._open = [*(other for other in self._open if not other.over), one]
             self.accepted += 1
             one.start()
 
@@ -71,13 +76,18 @@ class SilentProxy:
 class _Connection:
     def __init__(self, client, server, talks):
         self._client, self._server, self._talks = client, server, talks
-        self.forgotten = False
+        self.forgotten, self._pumps = False, 2
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def start(self):
         for source, sink in ((self._client, self._server), (self._server, self._client)):
             threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    @property
+    def over(self):
+        """Whether both ends have said that they are done."""
+        return self._pumps == 0
 
     def close(self):
         for end in (self._client, self._server):
@@ -86,13 +96,20 @@ class _Connection:
             end.close()
 
     def _pump(self, source, sink):
-        with suppress(OSError):
-            while True:
-                chunk = source.recv(_CHUNK)
+        try:
+            while chunk := source.recv(_CHUNK):
                 self._talks.wait()
                 if self.forgotten:
                     return  # the sockets stay open
-                if not chunk:
-                    sink.shutdown(socket.SHUT_WR)
-                    return
                 sink.sendall(chunk)
+            self._talks.wait()
+            if self.forgotten:
+                return
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            if self.forgotten:
+                return
+            self.close()  # a reset here is one there
+        self._pumps -= 1
+        if self.over:
+            self.close()

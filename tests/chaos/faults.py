@@ -1,0 +1,168 @@
+"""What is done to the pipeline, and how soon each partition has to be fresh again after it.
+
+Each bound is a sum of what has to happen, one after the other, in the worst case; counted from the moment in which
+everything that was taken away is there again. What is work takes longer on a machine that has other work.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.chaos.orders import BUDGET, SESSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOOK = 10.0
+"""The sensor looks every 5 s, and its daemon goes round every 5 s."""
+START = 10.0
+"""From the request of a run to its first poll; 4 to 6 s on an idle machine."""
+BATCH = 5.0
+"""A batch; 1 s on an idle machine."""
+COLD = 15.0
+"""What the first batches of a Spark server take longer."""
+OUT = 30.0
+"""A run whose Spark is silent ends by itself so long after its budget."""
+AGAIN = 25.0
+"""Dagster's processes start and load the code location."""
+RUN_WAITS, RUN_WORKS = SESSION + LOOK, START + BATCH
+"""A run is gone: its session ends, the sensor sees it, the next one starts and does a batch."""
+
+
+class Fault(NamedTuple):
+    """One kind of harm.
+
+    ``waits`` are as long on every machine, ``works`` is for two cores that have nothing else to do.
+    ``seconds`` are between what is taken away and its return; ``strike(stage, seconds, lot)`` returns then, with what
+    it did, or with nothing if there was nobody to do it to. ``lot`` in [0, 1) chooses whom.
+    """
+
+    name: str
+    waits: float
+    works: float
+    why: str
+    seconds: tuple[float, float]
+    strike: Callable[..., str]
+
+    def bound(self, slow):
+        """So many seconds at most, on a machine that is so many times as slow."""
+        return self.waits + slow * self.works
+
+
+def _victim(stage, lot, *jobs, patience=60.0):
+    """A process that works for one of the jobs: the run's id and the process."""
+    give_up_at = time.monotonic() + patience
+    while not (found := list(stage.workers(*jobs).items())):
+        if time.monotonic() > give_up_at:
+            return None
+        time.sleep(0.2)
+    return found[int(lot * len(found))]
+
+
+def _kill_run(stage, seconds, lot):
+    victim = _victim(stage, lot, "orders_job")
+    if victim is None:
+        return ""
+    victim[1].kill()
+    return f"SIGKILL of live run {victim[0][:8]}"
+
+
+def _stop_run(stage, seconds, lot):
+    victim = _victim(stage, lot, "orders_job")
+    if victim is None:
+        return ""
+    victim[1].suspend()
+    time.sleep(seconds)
+    victim[1].resume()
+    return f"SIGSTOP of live run {victim[0][:8]} for {seconds:.0f} s"
+
+
+def _kill_backfill(stage, seconds, lot):
+    """A backfill of all that is missing, its worker killed as soon as it is at work."""
+    count = stage.backfill()
+    victim = _victim(stage, lot, "orders_crash_lag_job", "orders_crash_lag", patience=60.0 if count else 0.0)
+    if victim is None:
+        return ""
+    time.sleep(seconds)
+    victim[1].kill()
+    return f"backfill of {count} partitions, SIGKILL of its run {victim[0][:8]}"
+
+
+def _restart_broker(how):
+    def strike(stage, seconds, lot):
+        stage.broker.end(how)
+        time.sleep(seconds)
+        stage.broker.start()
+        return f"{how.name} of the broker, {seconds:.0f} s down"
+
+    return strike
+
+
+def _kill_spark(stage, seconds, lot):
+    stage.spark.kill()
+    time.sleep(seconds)
+    stage.spark.start()
+    return f"SIGKILL of Spark, {seconds:.0f} s down"
+
+
+def _silence(service, back):
+    def strike(stage, seconds, lot):
+        proxy = getattr(stage, service).proxy
+        proxy.fall_silent()
+        time.sleep(seconds)
+        getattr(proxy, back)()
+        told = "" if back == "talk" else ", its connections for good"
+        return f"{service.capitalize()} silent for {seconds:.0f} s{told}"
+
+    return strike
+
+
+def _power_loss(stage, seconds, lot):
+    stage.dev.power_loss()
+    time.sleep(seconds)
+    stage.dev.start()
+    return f"SIGKILL of all of Dagster, {seconds:.0f} s down"
+
+
+_RUN, _FOUND = (RUN_WAITS, RUN_WORKS), (RUN_WAITS + SESSION, RUN_WORKS)
+_OVER, _COLD = (BUDGET + OUT + RUN_WAITS, RUN_WORKS), (RUN_WAITS, RUN_WORKS + COLD)
+_SHORT, _LONG = (1, SESSION / 2), (SESSION + 4, 25)
+FAULTS = (
+    Fault("run killed", *_RUN, "session, look; start, batch", (0, 0), _kill_run),
+    Fault("run stopped, shorter than its session", *_RUN, "as if it were killed", _SHORT, _stop_run),
+    Fault("run stopped, longer than its session", *_RUN, "as if it were killed", _LONG, _stop_run),
+    Fault("backfill killed", *_RUN, "the live lane does not notice", (0, 2), _kill_backfill),
+    Fault("broker killed", *_FOUND, "a session to be found again, a run", (0, 10), _restart_broker(signal.SIGKILL)),
+    Fault("broker restarted", *_FOUND, "the same", (0, 10), _restart_broker(signal.SIGTERM)),
+    Fault("broker silent", *_FOUND, "the same", (3, 20), _silence("broker", "talk")),
+    Fault("broker's connections lost", *_FOUND, "the same", (3, 20), _silence("broker", "forget")),
+    Fault("Spark killed", *_COLD, "a run, a cold server", (0, 10), _kill_spark),
+    Fault("Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "talk")),
+    Fault("Spark's connections lost", *_OVER, "the same", (3, 30), _silence("spark", "forget")),
+    Fault("power lost", RUN_WAITS, RUN_WORKS + AGAIN, "Dagster starts, a run", (0, 5), _power_loss),
+)
+
+
+class Strike(NamedTuple):
+    """One fault, with its chances drawn."""
+
+    fault: Fault
+    seconds: float
+    lot: float
+    pause: float
+
+
+def strikes(seed):
+    """Rounds without end; each has every fault, in an order of its own.
+
+    >>> one, other = ([next(plan) for _ in range(5)] for plan in (strikes(7), strikes(7)))
+    >>> one == other
+    True
+    """
+    chance = random.Random(seed)  # noqa: S311 - nobody is to be kept from guessing it
+    while True:
+        for fault in chance.sample(FAULTS, len(FAULTS)):
+            yield Strike(fault, chance.uniform(*fault.seconds), chance.random(), chance.uniform(1, 6))

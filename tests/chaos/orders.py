@@ -1,0 +1,43 @@
+"""The code location that is harassed: the README's pipeline with two live runs, and times so short that much fits.
+
+``dagster dev -f`` gets a copy of it. Who starts it says the group protocol and who does the crash lag.
+"""
+
+from __future__ import annotations
+
+import os
+
+import dagster as dg
+
+import kafka_liveness_dagster as kl
+
+SESSION, HEARTBEAT, BUDGET = 6.0, 1.5, 30.0  # seconds; the first two are the group's own, on the broker, under KIP-848
+CLASSIC = {"session_timeout_seconds": SESSION, "heartbeat_interval_seconds": HEARTBEAT}
+PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
+
+
+@kl.kafka_asset(
+    topics=["orders"],
+    group_id="orders-etl",
+    table="lake.shop.orders",
+    max_poll_records=5_000,
+    max_batch_seconds=BUDGET,
+    enable_parallel_rebalance=True,
+    max_live_runs=2,
+    auto_catch_up=os.environ.get("CHAOS_CATCH_UP") == "sensor",
+    sensor_status=dg.DefaultSensorStatus.RUNNING,
+)
+def orders(batch):
+    """Every order as JSON, beside the offset it came from."""
+    return batch.selectExpr("topic", "partition", "offset", "cast(value AS string) AS order_json")
+
+
+resources = {
+    "kafka": kl.KafkaLivenessResource(
+        bootstrap_servers=dg.EnvVar("KAFKA_BOOTSTRAP_SERVERS"),
+        group_protocol=PROTOCOL,
+        **(CLASSIC if PROTOCOL == "classic" else {}),
+    ),
+    "spark": kl.SparkConnectResource(remote=dg.EnvVar("SPARK_REMOTE")),
+}
+defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))

@@ -1,0 +1,135 @@
+"""Everything that is on the stage: services, a feed, ``dagster dev`` with the pipeline, and how fresh the table is."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import dagster as dg
+import psutil
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from dagster._core.execution.backfill import BulkActionStatus
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import And, EqualTo, GreaterThanOrEqual
+from sqlalchemy.exc import OperationalError
+
+from definitions.demo.stage import DemoError, launch_backfill, worker_pid
+from definitions.demo.verdict import TABLE
+from definitions.feed import PARTITIONS, OrdersFeed
+from kafka_liveness_dagster.embedded import services, state
+from tests.chaos.orders import HEARTBEAT, SESSION
+from tests.chaos.services import Broker, Spark, addresses
+from tests.world.power_loss import ROOT, DagsterDev
+
+GROUP, CRASH_LAG = "orders-etl", "orders_crash_lag"
+_LOOK_SECONDS = 0.5
+
+
+class Stage:
+    """Use it as a context manager: nothing that was started here outlives it, stopped processes included."""
+
+    def __init__(self, home, protocol, catch_up, rate):
+        self.home, self._protocol, self._rate = home, protocol, rate
+        os.environ.setdefault("KAFKA_LIVENESS_JARS", str(ROOT / ".kafka_liveness" / "jars"))
+        os.environ |= {"KAFKA_LIVENESS_HOME": str(home), "CHAOS_PROTOCOL": protocol, "CHAOS_CATCH_UP": catch_up}
+        self._left = ExitStack()
+
+    def __enter__(self):
+        try:
+            self._set()
+        except BaseException:
+            self._left.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self._left.close()
+
+    def _set(self):
+        state.create_home(self.home)
+        self._left.callback(services.stop, self.home)
+        self.spark = Spark(self.home)
+        self._left.enter_context(self.spark.proxy)
+        self.broker = Broker(self.home)
+        self._left.callback(self.broker.end)
+        self._left.enter_context(self.broker.proxy)
+        self.broker.start()
+        self.judged = addresses(self.broker, self.spark, proxied=False)
+        self.feed = OrdersFeed(self.judged.bootstrap_servers, self._rate)
+        self.feed.create_topic()
+        self._set_group()
+        self.feed.start()
+        self._left.callback(self.feed._stopped.set)  # and no wait for a broker that may be gone
+        code = Path(__file__).with_name("orders.py").read_text()
+        self.dev = self._left.enter_context(
+            DagsterDev(self.home, code, addresses(self.broker, self.spark, proxied=True))
+        )
+        self.dev.start()
+
+    def _set_group(self):
+        """The group's timeouts under KIP-848 are the broker's."""
+        told = {"consumer.session.timeout.ms": SESSION, "consumer.heartbeat.interval.ms": HEARTBEAT}
+        entries = [
+            ConfigEntry(name, str(round(seconds * 1000)), incremental_operation=AlterConfigOpType.SET)
+            for name, seconds in told.items()
+        ]
+        group = ConfigResource(ConfigResource.Type.GROUP, GROUP, incremental_configs=entries)
+        admin = AdminClient({"bootstrap.servers": self.judged.bootstrap_servers, "log_level": 0})
+        admin.incremental_alter_configs([group])[group].result()
+
+    def ends(self):
+        """The next offset of each partition that the feed will hear of."""
+        return {
+            p: max((o for q, o in list(self.feed.acknowledged) if q == p), default=-1) + 1 for p in range(PARTITIONS)
+        }
+
+    def seconds_to_fresh(self, patience):
+        """How long until each partition has a row that was produced from now on; None when it takes longer."""
+        since, waiting = time.monotonic(), self.ends()
+        while waiting:
+            waiting = {p: end for p, end in waiting.items() if not self._has(p, end)}
+            if time.monotonic() - since > patience:
+                return None
+            time.sleep(_LOOK_SECONDS)
+        return time.monotonic() - since
+
+    def _has(self, partition, offset):
+        """Whether the table has a row of the partition from that offset on; read without Spark."""
+        catalog = SqlCatalog("lake", uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
+        wanted = And(EqualTo("partition", partition), GreaterThanOrEqual("offset", offset))
+        with suppress(NoSuchTableError, OperationalError):  # not made yet; or Spark is writing its name
+            return catalog.load_table(TABLE).scan(wanted, ("offset",), limit=1).to_arrow().num_rows > 0
+        return False
+
+    def workers(self, *jobs):
+        """Processes that work for the jobs' runs, by the run; only such as were started here."""
+        ours = {one.pid: one for one in self.dev.processes()}
+        found = {}
+        for run in self.dev.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+            if run.job_name in jobs or (CRASH_LAG in jobs and run.job_name.startswith("__ASSET_JOB")):
+                with suppress(DemoError):
+                    pid = worker_pid(self.dev.instance, run.run_id)
+                    if pid in ours and ours[pid].status() != psutil.STATUS_STOPPED:
+                        found[run.run_id] = ours[pid]
+        return dict(sorted(found.items()))
+
+    def missing(self):
+        """Crash lag partitions that are not materialised."""
+        instance = self.dev.instance
+        done = instance.get_materialized_partitions(dg.AssetKey(CRASH_LAG))
+        return [key for key in instance.get_dynamic_partitions(CRASH_LAG) if key not in done]
+
+    def backfill(self):
+        """Launch what is missing as the UI does, unless that is under way; how many partitions."""
+        keys = self.missing()
+        instance = self.dev.instance
+        if not keys or instance.get_backfills(status=BulkActionStatus.REQUESTED):
+            return 0
+        try:
+            launch_backfill(self.dev.url, CRASH_LAG, keys)
+        except (OSError, DemoError):  # the webserver is not up again, or the code server
+            return 0
+        return len(keys)
