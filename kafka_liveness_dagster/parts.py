@@ -2,7 +2,9 @@
 
 # No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
 
+import gc
 import warnings
+import weakref
 from collections.abc import Container
 from functools import cached_property
 from typing import Any, cast
@@ -10,10 +12,13 @@ from typing import Any, cast
 import dagster as dg
 
 from kafka_liveness_dagster.checks import GroupChecks
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes import run_catch_up, run_live
 from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, lane_tags
 from kafka_liveness_dagster.sensors import build_group_sensor
 from kafka_liveness_dagster.settings import KafkaAssetSettings
+
+_owners: "weakref.WeakValueDictionary[tuple[str, str], KafkaAsset]" = weakref.WeakValueDictionary()
 
 
 class KafkaAsset(KafkaAssetSettings):
@@ -29,7 +34,12 @@ class KafkaAsset(KafkaAssetSettings):
         return self.definitions_beside(())
 
     def definitions_beside(self, declared: Container[str]) -> dg.Definitions:
-        """All parts but the assets of these topics, which something else in the code location declares."""
+        """All parts but the assets of these topics, which something else in the code location declares.
+
+        Raises:
+            InvalidSettingError: another asset of this process has the same group.
+        """
+        self._take_group()
         topics = [spec for topic, spec in zip(self.topics, self._topics, strict=True) if topic not in declared]
         return dg.Definitions(
             assets=[*topics, self.live, self.crash_lag],
@@ -37,6 +47,21 @@ class KafkaAsset(KafkaAssetSettings):
             jobs=[self.live_job, self.crash_lag_job, self.checks_job],
             sensors=[self.sensor],
         )
+
+    def _take_group(self) -> None:
+        """A group's commits are one asset's: two would share its partitions, and each would have half of the rows."""
+        at = self.kafka_resource_key, self.group_id
+        if (owner := _owners.get(at)) is not None and owner.name != self.name:
+            del owner
+            gc.collect()  # one that was declared before the code was loaded again may only seem to be there
+        owner = _owners.setdefault(at, self)
+        if owner.name != self.name:
+            raise InvalidSettingError(
+                f"group_id of asset {self.name} is {self.group_id!r}, which asset {owner.name} has too: "
+                f"{self.target} and {owner.target} would get the records of half of the partitions each. Give each "
+                "asset a group of its own; more runs of one asset are max_live_runs"
+            )
+        _owners[at] = self
 
     @cached_property
     def live(self) -> dg.AssetsDefinition:

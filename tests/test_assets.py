@@ -75,6 +75,21 @@ def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, sa
         make(**settings)
 
 
+def test_two_assets_of_one_group_are_refused_where_they_are_loaded():
+    """With both names; the same asset loaded again, another cluster's group and one that is gone are not."""
+    first = make(name="first_of_two", group_id="shared")
+    assert first.definitions
+    second = make(name="second", group_id="shared", table="lake.shop.second")
+    with pytest.raises(
+        InvalidSettingError, match=r"asset second is 'shared'.*first_of_two has too.*lake\.shop\.second"
+    ):
+        _ = second.definitions
+    assert make(name="first_of_two", group_id="shared").definitions
+    assert make(name="second", group_id="shared", kafka_resource_key="other_kafka").definitions
+    del first
+    assert second.definitions
+
+
 def test_the_decorator_without_brackets_says_what_is_missing():
     """Not Python's own words about positional arguments."""
 

@@ -218,7 +218,8 @@ def rows_missing(tp: TopicPartition, facts: PartitionFacts, missing: tuple[Span,
     named = ", ".join(f"{tp}:{span}" for span in missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
     return (
         f"the table lacks {named}, {size(missing):,} offsets that were committed after their rows were written "
-        f"(committed {facts.committed}): it was dropped, replaced or rolled back, or another table is written to now. "
+        f"(committed {facts.committed}): it was dropped, replaced or rolled back, or another table is written to now; "
+        f"the group's second commit log is about {facts.second.target or 'no table'}. Two assets need two groups. "
         f"The broker still has {size(missing) - gone:,} of them. Nothing was written or committed. Restore the table, "
         "or set on_missing_rows='owe': what the broker has becomes crash lag partitions, the rest is reported as lost"
     )
