@@ -114,7 +114,7 @@ def lake() -> Iterator[Lake]:
 
 @contextmanager
 def own_services(*which: str) -> Iterator[tuple[services.Services, Path]]:
-    """The embedded services, all unless some are named, and their folder; the jars are the checkout's."""
+    """The embedded services, all unless some are named, and their folder; the jars are the machine's."""
     jars = os.environ.setdefault("KAFKA_LIVENESS_JARS", str(jars_folder()))
     Path(jars).mkdir(parents=True, exist_ok=True)
     before = os.environ.get("KAFKA_LIVENESS_HOME")

@@ -59,7 +59,7 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     """Start the embedded Kafka and Spark Connect, or find those that run.
 
     They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the folder
-    KAFKA_LIVENESS_HOME names). The first time about 110 MB of jars are downloaded. Calling it again is harmless.
+    KAFKA_LIVENESS_HOME names). Once a machine about 110 MB of jars are downloaded. Calling it again is harmless.
 
     \b
     Example:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -15,17 +14,14 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.embedded.services import Services
 
-JARS = Path(__file__).parents[1] / ".kafka_liveness" / "jars"
-
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Kafka and Spark Connect with a state folder of their own; the jars are the checkout's."""
+    """Kafka and Spark Connect with a state folder of their own; the jars are the machine's."""
     from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
         try:
             yield embedded.ensure()
         finally:

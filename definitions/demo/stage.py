@@ -53,7 +53,6 @@ class Stage:
         self.dagster_home = self.home / "dagster"
         self.log = self.home / "logs" / "dagster.log"
         self._mark = uuid4().hex
-        os.environ.setdefault("KAFKA_LIVENESS_JARS", str(root / "jars"))
         os.environ["KAFKA_LIVENESS_HOME"] = str(self.home)
         os.environ["DAGSTER_HOME"] = str(self.dagster_home)
         self.services: services.Services

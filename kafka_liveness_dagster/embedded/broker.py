@@ -66,7 +66,7 @@ def launch(home: Path, port: int, mark: str, show: Callable[[str], None]) -> Lau
     folder = folder_of(home, "kafka")
     data, settings, scratch = folder / "data", folder / "server.properties", empty(folder / "tmp")
     options = ("-Xmx512m", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={scratch}", *_logging(), mark_option(mark))
-    java = (str(find_java()), *options, "-cp", f"{resolve('kafka', home=home, show=show)}/*")
+    java = (str(find_java()), *options, "-cp", f"{resolve('kafka', show=show)}/*")
     settings.write_text(_PROPERTIES.format(loopback=LOOPBACK, port=port, controller_port=free_port()))
     if not (data / "meta.properties").exists():  # the last thing the format writes
         show("formatting the storage of Kafka")

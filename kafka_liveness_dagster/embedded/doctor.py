@@ -65,7 +65,12 @@ def _jars() -> str:
             f"those of {' and '.join(missing)} are not in {jars.jars_folder()}, or damaged: `kafka-liveness up` "
             f"downloads them"
         )
-    return f"complete in {jars.jars_folder()}"
+    if broken := [jar for name in jars.NAMES for jar in jars.damaged(name)]:
+        raise UnhealthyError(
+            f"{', '.join(broken[:3])} in {jars.jars_folder()} are not what was downloaded: remove them, and "
+            "`kafka-liveness up` downloads them again"
+        )
+    return f"complete in {jars.jars_folder()}, checksums as downloaded"
 
 
 def _kafka(bootstrap_servers: str) -> str:

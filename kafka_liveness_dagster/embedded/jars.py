@@ -1,7 +1,7 @@
-"""Where are the jars of the embedded services? Downloaded once, by the Ivy that the pyspark wheel ships.
+"""Where are the jars of the embedded services? Downloaded once a machine, by the Ivy that the pyspark wheel ships.
 
 Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by one
-rename, so that a folder of jars is complete or absent.
+rename, so that a folder of jars is complete or absent. ``SHA256SUMS`` in it is what `sha256sum --check` reads.
 
 ``KAFKA_LIVENESS_IVY_SETTINGS`` may name an ``ivysettings.xml`` that points to a mirror.
 """
@@ -23,7 +23,6 @@ from filelock import FileLock
 
 from kafka_liveness_dagster.embedded.errors import JarsError
 from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.embedded.state import home_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,12 +31,15 @@ Name = Literal["kafka", "spark"]
 NAMES: tuple[Name, ...] = get_args(Name)
 _HERE = Path(__file__).parent
 _LAST_LINES = 15
+_SUMS = "SHA256SUMS"
 
 
-def jars_folder(home: Path | None = None) -> Path:
-    """``KAFKA_LIVENESS_JARS``, or ``jars`` in the state folder."""
-    named = os.environ.get("KAFKA_LIVENESS_JARS")
-    return Path(named).absolute() if named else home_folder(home) / "jars"
+def jars_folder() -> Path:
+    """``KAFKA_LIVENESS_JARS``, or ``kafka-liveness/jars`` in the user's cache: one for all state folders."""
+    if named := os.environ.get("KAFKA_LIVENESS_JARS"):
+        return Path(named).absolute()
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "kafka-liveness" / "jars"
 
 
 def pyspark_folder() -> Path:
@@ -48,36 +50,63 @@ def pyspark_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def resolved(name: Name, home: Path | None = None) -> Path | None:
-    """The folder of jars when it is complete, and every jar in it readable; None when it has to be downloaded."""
-    folder = _folder(name, jars_folder(home))
-    jars = list(folder.glob("*.jar"))
-    return folder if jars and all(map(zipfile.is_zipfile, jars)) else None
+def resolved(name: Name) -> Path | None:
+    """The folder of jars when each is there and can be read; None when it has to be downloaded."""
+    folder = _folder(name, jars_folder())
+    sums = _sums(folder)
+    return folder if sums and all(zipfile.is_zipfile(folder / jar) for jar in sums) else None
 
 
-def resolve(
-    name: Name,
-    *,
-    home: Path | None = None,
-    show: Callable[[str], None] = lambda _: None,
-) -> Path:
+def damaged(name: Name) -> list[str]:
+    """The jars that are not what was downloaded; reads all of them."""
+    folder = _folder(name, jars_folder())
+    return [jar for jar, told in _sums(folder).items() if not (folder / jar).is_file() or _sum(folder / jar) != told]
+
+
+def resolve(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path:
     """The folder of jars of a service, downloaded when it is not there or damaged (10-40 s, 44 and 68 MB).
 
     Args:
         name: whose jars.
-        home: the state folder, when it is not the default one.
         show: told what is being done.
 
     Raises:
-        JarsError: the download failed; the message ends with the last lines of its log.
+        JarsError: the download failed, or there is no place for it; the message ends with the last lines of its log.
         JavaNotFoundError: Ivy is a Java program.
     """
-    if folder := resolved(name, home):
+    if folder := resolved(name):
         return folder
-    root = jars_folder(home)
-    root.mkdir(parents=True, exist_ok=True)
+    root = jars_folder()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        is_ours = os.access(root, os.W_OK)
+    except OSError:
+        is_ours = False
+    if not is_ours:
+        raise JarsError(f"the jars cannot be kept in {root}: let KAFKA_LIVENESS_JARS name a folder of yours")
     with FileLock(root / f"{name}.lock"):
-        return resolved(name, home) or _download(name, root, show)
+        return resolved(name) or _download(name, root, show)
+
+
+def ivy_settings() -> Path:
+    """Where jars come from: what ``KAFKA_LIVENESS_IVY_SETTINGS`` names, or the public repository.
+
+    Spark's own settings ask the user's local Maven repository first, which often has half of a module.
+    """
+    return Path(os.environ.get("KAFKA_LIVENESS_IVY_SETTINGS") or _HERE / "ivysettings.xml").absolute()
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """File name to checksum, as they were downloaded; none when the folder is not complete."""
+    try:
+        lines = (folder / _SUMS).read_text().splitlines()
+    except OSError:
+        return {}
+    return {jar: told for told, _, jar in (line.partition("  ") for line in lines)}
+
+
+def _sum(jar: Path) -> str:
+    return hashlib.sha256(jar.read_bytes()).hexdigest()
 
 
 def _folder(name: str, root: Path) -> Path:
@@ -90,10 +119,12 @@ def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
     folder, log = _folder(name, root), root / f"{name}-download.log"
     with _scratch(name, root) as scratch:
         failed = _run_ivy(name, scratch, log, show)
-        damaged = [jar.name for jar in (scratch / "jars").glob("*.jar") if not zipfile.is_zipfile(jar)]
-        if failed or damaged or not (scratch / "jars").is_dir():
-            raise JarsError(_why(name, damaged, log))
+        broken = [jar.name for jar in (scratch / "jars").glob("*.jar") if not zipfile.is_zipfile(jar)]
+        if failed or broken or not (scratch / "jars").is_dir():
+            raise JarsError(_why(name, broken, log))
         shutil.rmtree(folder, ignore_errors=True)
+        sums = (f"{_sum(jar)}  {jar.name}\n" for jar in sorted((scratch / "jars").glob("*.jar")))
+        (scratch / "jars" / _SUMS).write_text("".join(sums))
         (scratch / "jars").rename(folder)
     return folder
 
@@ -141,10 +172,9 @@ def _ivy_command(name: str, scratch: Path) -> list[str]:
     ivy = next(iter(spark_jars.glob("ivy-2*.jar")), None)
     if ivy is None:
         raise JarsError(f"there is no ivy-2*.jar in {spark_jars}: pip install --force-reinstall 'pyspark[connect]'")
-    settings = os.environ.get("KAFKA_LIVENESS_IVY_SETTINGS")
     return [
         str(find_java()), "-cp", str(ivy), "org.apache.ivy.Main",
-        *(["-settings", settings] if settings else []),
+        "-settings", str(ivy_settings()),
         "-ivy", str(_HERE / f"ivy-{name}.xml"),
         "-cache", str(scratch / "cache"),
         "-retrieve", str(scratch / "jars" / "[artifact]-[revision](-[classifier]).[ext]"),
@@ -156,5 +186,7 @@ def _why(name: str, damaged: list[str], log: Path) -> str:
     last = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-_LAST_LINES:])
     return (
         f"the {name} jars could not be downloaded ({what}): check the network and run the command again, or let "
-        f"KAFKA_LIVENESS_IVY_SETTINGS name an ivysettings.xml with a mirror. {log} ends with:\n{last}"
+        f"KAFKA_LIVENESS_IVY_SETTINGS name an ivysettings.xml with a mirror. Without a network copy the folder "
+        f"{_folder(name, log.parent).name} from the same place of a machine that has one into {log.parent}. {log} ends "
+        f"with:\n{last}"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded.jars import pyspark_folder, resolve
+from kafka_liveness_dagster.embedded.jars import ivy_settings, pyspark_folder, resolve
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK
 from kafka_liveness_dagster.embedded.process import Launch, mark_option
@@ -51,7 +51,7 @@ def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], N
         InvalidSettingError: there is no such file as ``KAFKA_LIVENESS_SPARK_CONF`` names.
         JarsError, JavaNotFoundError: see `resolve`.
     """
-    folder, jars = folder_of(home, "spark"), resolve("spark", home=home, show=show)
+    folder, jars = folder_of(home, "spark"), resolve("spark", show=show)
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     empty(folder / "local")
@@ -76,6 +76,7 @@ def _settings(home: Path, port: int, mark: str, jars: Path, cores: int) -> dict[
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
+        "spark.jars.ivySettings": str(ivy_settings()),
         "spark.local.dir": "local",  # where it runs; a comma in its whole path would divide it
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),

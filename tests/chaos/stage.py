@@ -22,7 +22,7 @@ from definitions.feed import PARTITIONS, OrdersFeed
 from kafka_liveness_dagster.embedded import services, state
 from tests.chaos.orders import HEARTBEAT, SESSION
 from tests.chaos.services import Broker, Spark, addresses
-from tests.world.power_loss import ROOT, DagsterDev
+from tests.world.power_loss import DagsterDev
 
 GROUP, CRASH_LAG = "orders-etl", "orders_crash_lag"
 _LOOK_SECONDS = 0.5
@@ -33,7 +33,6 @@ class Stage:
 
     def __init__(self, home, protocol, catch_up, rate):
         self.home, self._protocol, self._rate = home, protocol, rate
-        os.environ.setdefault("KAFKA_LIVENESS_JARS", str(ROOT / ".kafka_liveness" / "jars"))
         os.environ |= {"KAFKA_LIVENESS_HOME": str(home), "CHAOS_PROTOCOL": protocol, "CHAOS_CATCH_UP": catch_up}
         self._left = ExitStack()
 

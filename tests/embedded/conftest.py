@@ -1,15 +1,16 @@
-"""A state folder per test or per module, with the jars of the checkout, and no process left in either."""
+"""A state folder per test or per module, with the jars of this machine, and no process left in either."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from kafka_liveness_dagster.embedded import services
 
-JARS = Path(__file__).parents[2] / ".kafka_liveness" / "jars"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _processes_of(home: Path) -> list[psutil.Process]:
@@ -30,9 +31,8 @@ def processes_of():
 
 @pytest.fixture(scope="module", autouse=True)
 def environment():
-    """The jars of the checkout, whatever the environment of whoever runs the tests says."""
+    """What the environment of whoever runs the tests says counts for the jars alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
         patch.delenv("KAFKA_LIVENESS_HOME", raising=False)
         patch.delenv("KAFKA_LIVENESS_IVY_SETTINGS", raising=False)
         yield patch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 import threading
@@ -100,7 +101,7 @@ def test_a_download_killed_half_way_is_begun_anew(repository):
         cut_off.kill()
     repository.hold_back = 0
     repository.go_on.set()
-    assert names(jars.resolve("kafka")) == ["kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
+    assert names(jars.resolve("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
 
 
 def test_a_damaged_jar_is_downloaded_again(repository):
@@ -109,6 +110,45 @@ def test_a_damaged_jar_is_downloaded_again(repository):
     jar.write_bytes(jar.read_bytes()[:50_000])
     assert jars.resolved("kafka") is None
     assert (jars.resolve("kafka") / jar.name).read_bytes() == repository.jar
+
+
+def test_one_that_was_exchanged_is_known_by_its_checksum(repository):
+    """It is a jar like any other, so only who reads all of it sees that; the doctor does."""
+    folder = jars.resolve("kafka")
+    assert jars.damaged("kafka") == []
+    with zipfile.ZipFile(folder / "slf4j-simple-1.7.36.jar", "w") as jar:
+        jar.writestr("other", b"")
+    assert jars.resolved("kafka") == folder
+    assert jars.damaged("kafka") == ["slf4j-simple-1.7.36.jar"]
+    checked = subprocess.run([shutil.which("sha256sum"), "--check", "SHA256SUMS"], cwd=folder, check=False)
+    assert checked.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"KAFKA_LIVENESS_JARS": "/jars", "XDG_CACHE_HOME": "/cache"}, "/jars"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/kafka-liveness/jars"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/ada"}, "/home/ada/.cache/kafka-liveness/jars"),
+        ({"HOME": "/home/ada"}, "/home/ada/.cache/kafka-liveness/jars"),
+    ],
+)
+def test_they_are_kept_once_a_machine(monkeypatch, environment, folder):
+    """Not in a state folder: each would hold 110 MB."""
+    for name in ("KAFKA_LIVENESS_JARS", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KAFKA_LIVENESS_HOME", "/state")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert str(jars.jars_folder()) == folder
+
+
+def test_a_folder_that_nobody_may_write_to_is_told(monkeypatch, tmp_path):
+    """With the variable that names another."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(tmp_path / "file" / "jars"))
+    with pytest.raises(JarsError, match="KAFKA_LIVENESS_JARS name a folder of yours"):
+        jars.resolve("kafka")
 
 
 def test_a_jar_that_is_none_is_never_taken(repository):
@@ -123,7 +163,10 @@ def test_no_network_is_an_error_with_log_and_remedy(repository, tmp_path):
     """The error says what to do and shows the end of Ivy's log; nothing is left but the log."""
     repository.shutdown()
     repository.server_close()
-    with pytest.raises(JarsError, match=r"(?s)check the network.*kafka-download\.log ends with:.*Connection refused"):
+    with pytest.raises(
+        JarsError,
+        match=r"(?s)the network.*copy the folder kafka-[0-9a-f]{8} .*kafka-download\.log ends.*Connection refused",
+    ):
         jars.resolve("kafka")
     assert names(tmp_path / "jars") == ["kafka-download.log", "kafka.lock"]
 

@@ -22,7 +22,6 @@ def demo_in(folder, *arguments):
     env = {
         **os.environ,
         "KAFKA_LIVENESS_HOME": str(folder / "state"),
-        "KAFKA_LIVENESS_JARS": str(ROOT / ".kafka_liveness" / "jars"),
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()", "demo", *arguments]

@@ -41,7 +41,6 @@ from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError
 from kafka_liveness_dagster.spark import session as spark_session
 from kafka_liveness_dagster.spark.source import read
-from tests.conftest import JARS
 
 DOCS = Path(__file__).parents[2] / "docs" / "security.md"
 PASSWORD = "hunter2\"\\; é$x'="  # everything that JAAS, Java and the shell would like to take for something else
@@ -159,11 +158,9 @@ super.users=User:ANONYMOUS
 @pytest.fixture(scope="module")
 def secured(services, tmp_path_factory):
     """The broker, for all tests of this module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
-        found = Secured(tmp_path_factory.mktemp("secured"))
-        yield found
-        process.end([psutil.Process(found.child.pid)])
+    found = Secured(tmp_path_factory.mktemp("secured"))
+    yield found
+    process.end([psutil.Process(found.child.pid)])
 
 
 @pytest.fixture

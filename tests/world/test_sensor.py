@@ -18,7 +18,6 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
-from tests.conftest import JARS
 from tests.world.chaos import PROTOCOLS
 from tests.world.one_group import NO_SPARK
 from tests.world.stories import stop, wait_for
@@ -216,7 +215,6 @@ def test_others_come_and_go(services, make_topic, instance):
 
 def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance, produce):
     """While it is away a tick fails by name and remembers nothing; once it is back, nobody has left."""
-    monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(JARS))
     kafka_alone = {"home": tmp_path, "which": ("kafka",)}
     servers = embedded.ensure(**kafka_alone).bootstrap_servers
     try:

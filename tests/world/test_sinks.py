@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,12 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.source import read
-from tests.conftest import JARS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
 SECONDS = 120
@@ -39,19 +38,25 @@ def shown():
     return SimpleNamespace(**names)
 
 
+HALF_A_MODULE = """<project><modelVersion>4.0.0</modelVersion>
+<groupId>org.slf4j</groupId><artifactId>slf4j-api</artifactId><version>2.0.13</version></project>"""
+
+
 @pytest.fixture(scope="module")
 def delta_remote(services, tmp_path_factory):
     """The address of an embedded Spark with the page's settings; Delta's jars are kept with the other jars."""
     from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
 
     home, settings = tmp_path_factory.mktemp("delta") / "home", tmp_path_factory.mktemp("settings") / "spark.conf"
+    maven = tmp_path_factory.mktemp("maven") / ".m2" / "repository" / "org" / "slf4j" / "slf4j-api" / "2.0.13"
+    maven.mkdir(parents=True)  # as a build leaves it that needed the pom alone: half of a module
+    (maven / "slf4j-api-2.0.13.pom").write_text(HALF_A_MODULE)
+    options = f"-Duser.home={maven.parents[5]} -XX:TieredStopAtLevel=1"  # a server of a minute: less compiling
     kept = {
-        "spark.jars.ivy": str(JARS / "delta-ivy"),
+        "spark.jars.ivy": str(jars_folder() / "delta-ivy"),
         "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",  # a server of a minute: less compiling
+        "spark.driver.defaultJavaOptions": options,
     }
-    if mirror := os.environ.get("KAFKA_LIVENESS_IVY_SETTINGS"):
-        kept["spark.jars.ivySettings"] = mirror
     settings.write_text("\n".join([*blocks("properties"), *(f"{name} {value}" for name, value in kept.items())]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(settings))
