@@ -126,7 +126,8 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
     goes on at the log end, the skipped ranges become partitions and are backfilled; at the end the table is
     compared with what was produced. Exit code 1 unless nothing is lost and nothing is doubled.
 
-    Runs in a checkout of the project; about two minutes, longer when the jars are still to be downloaded.
+    About two minutes, longer when the jars are still to be downloaded. Its state is in .kafka_liveness/demo of this
+    folder, or in the folder KAFKA_LIVENESS_HOME names.
 
     \b
     Example:
@@ -197,12 +198,9 @@ def _clean_up_when_asked_to_end() -> None:
 
 
 def _example(module: str) -> Any:
-    """A module of the example code location, which is part of the checkout and not of the installed package."""
-    if not Path("workspace.yaml").is_file() or not Path("definitions").is_dir():
-        raise click.ClickException(
-            "the demo uses the example code location: run it in the folder that holds workspace.yaml and definitions/"
-        )
-    sys.path.insert(0, str(Path.cwd()))
+    """A module of the example code location, which lies beside the package in a checkout and inside of a wheel."""
+    package = Path(__file__).parent
+    sys.path.insert(0, str(inside if (inside := package / "example").is_dir() else package.parent))
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

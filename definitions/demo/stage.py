@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+_EXAMPLE = Path(__file__).parents[2]
 _MARK = "KAFKA_LIVENESS_DEMO"
 _DAGSTER_YAML = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 _LAUNCH = """
@@ -82,13 +83,14 @@ class Stage:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("wb") as log:
+            workspace = ["-w", str(_EXAMPLE / "workspace.yaml")]
             self._dagster = subprocess.Popen(
-                [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)],
+                [sys.executable, "-m", "dagster", "dev", *workspace, "-h", "127.0.0.1", "-p", str(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, _MARK: self._mark, "PYTHONPATH": str(Path.cwd()), "PYTHONWARNINGS": "ignore"},
+                env={**os.environ, _MARK: self._mark, **_finds_it(), "PYTHONWARNINGS": "ignore"},
             )
         self.wait_until("the Dagster UI answers", self._answers, 120)
 
@@ -144,6 +146,12 @@ class Stage:
             except psutil.Error:
                 continue  # another user's, or gone
         return found
+
+
+def _finds_it() -> dict[str, str]:
+    """Where the example is, and what this process was told to look at."""
+    told = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(_EXAMPLE), *([told] if told else [])])}
 
 
 def launch_backfill(url: str, asset: str, keys: list[str]) -> str:

@@ -36,6 +36,18 @@ if TYPE_CHECKING:
 _BACKLOG = 200_000
 _RATE = 1_000.0
 _MINUTES = 60.0
+_LOOK_AROUND = """
+All of it goes on running until Ctrl-C.
+Dagster  [bold]{stage.url}[/bold]
+         /assets/orders: what each run did; /assets/orders_crash_lag: what was skipped, and the backfill;
+         /automation: the sensor. Kill a run worker of your own: pkill -9 -f 'dagster api execute_run'
+Kafka    {stage.services.bootstrap_servers}
+Spark    {spark} (with its token: kafka-liveness up --json)
+In another shell: export KAFKA_LIVENESS_HOME='{stage.home}', then
+         kafka-liveness status orders-etl --watch
+         kafka-liveness audit orders-etl
+         kafka-liveness topic describe orders
+         kafka-liveness produce orders --rate 100 FILE"""
 
 
 def tell(*, keep: bool = False, json_file: Path | None = None, backlog: int = _BACKLOG) -> Verdict:
@@ -57,7 +69,11 @@ def tell(*, keep: bool = False, json_file: Path | None = None, backlog: int = _B
         if json_file is not None:
             json_file.write_text(json.dumps(verdict.as_json(), indent=2) + "\n")
         if keep:
-            console.print(f"\nDagster runs at [bold]{stage.url}[/bold]; state is in {stage.home}. Ctrl-C ends it all.")
+            console.print(
+                _LOOK_AROUND.format(stage=stage, spark=stage.services.spark_remote.partition("/;")[0]),
+                highlight=False,
+                soft_wrap=True,
+            )
             while True:
                 signal.pause()
     return verdict

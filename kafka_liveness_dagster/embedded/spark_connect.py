@@ -76,7 +76,7 @@ def _settings(home: Path, port: int, mark: str, jars: Path, cores: int) -> dict[
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
-        "spark.jars.ivySettings": str(ivy_settings()),
+        "spark.jars.ivySettings": ivy_settings().as_uri(),
         "spark.local.dir": "local",  # where it runs; a comma in its whole path would divide it
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),

@@ -1,12 +1,14 @@
-"""The demo tells the truth, and leaves nothing behind."""
+"""The demo of an installed wheel tells the truth, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,18 +18,32 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The package as a wheel brings it: no checkout is near, and the folder has a space."""
+    folder = tmp_path_factory.mktemp("of a new user")
+    uv = shutil.which("uv", path=Path(sys.executable).parent)
+    wheel = [uv, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder, ROOT]
+    subprocess.run(wheel, check=True, capture_output=True)
+    [built] = folder.glob("*.whl")
+    with zipfile.ZipFile(built) as files:
+        files.extractall(folder / "site packages")
+    return folder / "site packages"
+
+
 @contextmanager
-def demo_in(folder, *arguments):
+def demo_in(folder, installed, *arguments):
     """Start the demo with a state folder of its own; whatever happens, its processes do not outlive this."""
     env = {
         **os.environ,
         "KAFKA_LIVENESS_HOME": str(folder / "state"),
+        "PYTHONPATH": str(installed),
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()", "demo", *arguments]
     output = subprocess.PIPE
     try:
-        with subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT, text=True) as told:
+        with subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT, text=True) as told:
             try:
                 yield told
             except BaseException:
@@ -60,10 +76,10 @@ def wait_for(line, told):
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def story(tmp_path_factory, installed):
     """The whole story. Much of it is Dagster's daemons waiting: it is told while the others are interrupted."""
-    folder = tmp_path_factory.mktemp("story")
-    with demo_in(folder, "--json", str(folder / "verdict.json")) as told:
+    folder = tmp_path_factory.mktemp("a story")
+    with demo_in(folder, installed, "--json", str(folder / "verdict.json")) as told:
         opening = wait_for("Dagster's UI", told)
 
         def the_end():
@@ -77,9 +93,9 @@ def story(tmp_path_factory):
 
 @pytest.mark.usefixtures("story")
 @pytest.mark.parametrize("moment", ["Kafka at", "Dagster's UI"])
-def test_ctrl_c_leaves_no_process_behind(tmp_path, moment):
+def test_ctrl_c_leaves_no_process_behind(tmp_path, installed, moment):
     """Interrupted at any moment, the demo ends what it started: nothing that names its folder is left."""
-    with demo_in(tmp_path) as told:
+    with demo_in(tmp_path, installed) as told:
         wait_for(moment, told)
         told.send_signal(signal.SIGINT)
         told.communicate(timeout=120)
