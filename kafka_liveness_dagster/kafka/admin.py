@@ -19,6 +19,7 @@ from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
 from kafka_liveness_dagster.kafka.clients import admin_client, reader
+from kafka_liveness_dagster.kafka.config import REQUEST_MS
 from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, TopicNotFoundError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
-REQUEST_SECONDS = 5.0
+REQUEST_SECONDS = REQUEST_MS / 1000
 _LATELY_SECONDS = 0.1  # who answered since is there
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.witnesses import Witness
 
 DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
+REQUEST_MS = 5_000
+"""How long an answer may take. A connection that the network has forgotten is found out by a request without one: after
+librdkafka's own 60 s each of the sensor's clients would stand still for a minute, one after the other."""
 _FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"
 _OWN_FIELD = "it has a field of its own on the resource or the consumer"
 _REFUSED = {
@@ -77,9 +80,11 @@ class KafkaSettings:
     def __hash__(self) -> int:
         return hash((self.bootstrap_servers, self.security))
 
-    def client(self, client_id: str) -> dict[str, Any]:
+    def client(self, client_id: str, request_ms: int = REQUEST_MS) -> dict[str, Any]:
         """Settings of any client of this cluster."""
         return {
+            "socket.timeout.ms": request_ms,
+            "socket.connection.setup.timeout.ms": 10_000,  # Java's, for one accepted in silence
             # Java's; librdkafka's 10 s are a whole session: a broker that is back would meet members gone
             "reconnect.backoff.max.ms": 1_000,
             # Else librdkafka forgets its coordinators with their broker: members are lost, groups never described again
@@ -91,17 +96,16 @@ class KafkaSettings:
             "log.connection.close": False,
         }
 
-    def committer(self, group_id: str, client_id: str) -> dict[str, Any]:
+    def committer(self, group_id: str, client_id: str, request_ms: int = REQUEST_MS) -> dict[str, Any]:
         """Settings of a client that commits for a group without being its member."""
-        return {**self.client(client_id), "group.id": group_id, "enable.auto.commit": False}
+        return {**self.client(client_id, request_ms), "group.id": group_id, "enable.auto.commit": False}
 
     def member(self, live: LiveSettings, client_id: str, timeouts: Timeouts) -> dict[str, Any]:
         """Settings of a group member that fetches nothing: Spark reads the planned ranges."""
         static = {} if live.group_instance_id is None else {"group.instance.id": live.group_instance_id}
         return {
             **self._protocol(timeouts),
-            "socket.timeout.ms": timeouts.request_ms,
-            **self.committer(live.group_id, client_id),
+            **self.committer(live.group_id, client_id, timeouts.request_ms),
             **static,
             "max.poll.interval.ms": timeouts.process_ms,
             "enable.auto.offset.store": False,

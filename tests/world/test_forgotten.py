@@ -1,0 +1,68 @@
+"""The network forgets its connections, as a firewall does: what is open is silent for good, what is new comes through.
+
+Nothing tells a client so but the want of an answer. On a broker of its own, whose advertised address is a proxy's.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from tests.chaos.services import Broker
+
+TP = TopicPartition("orders", 0)
+EACH = 15.0  # a client finds its connections dead, one or two, each by a request of 5 s; then it connects anew
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory):
+    """A broker behind a network that can forget, with a topic."""
+    home = tmp_path_factory.mktemp("forgetful")
+    (home / "logs").mkdir()
+    broker = Broker(home)
+    with broker.proxy:
+        try:
+            broker.start()
+            admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{broker.port}", "log_level": 0})
+            admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(timeout=20)
+            yield broker
+        finally:
+            broker.end()
+
+
+@pytest.fixture
+def kafka(forgetful):
+    """The cluster as seen through that network."""
+    return kl.KafkaLivenessResource(bootstrap_servers=f"127.0.0.1:{forgetful.proxy.port}")
+
+
+def seconds_until_answered(ask):
+    """How long until a question that is asked again and again has an answer."""
+    since = time.monotonic()
+    while True:
+        try:
+            ask()
+        except BrokerUnreachableError:
+            assert time.monotonic() - since < 90.0
+        else:
+            return time.monotonic() - since
+
+
+QUESTIONS = {  # how many clients it takes
+    "both logs": (3, lambda cluster: cluster.facts("etl", [TP])),
+    "members": (1, lambda cluster: cluster.group("etl")),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_who_looks_finds_out_by_one_request(forgetful, kafka, question):
+    """The sensor, a run that looks where to go on, a command: each is answered soon, whatever it asks first."""
+    clients, ask = QUESTIONS[question]
+    ask(kafka.cluster())
+    forgetful.proxy.forget()
+    assert seconds_until_answered(lambda: ask(kafka.cluster())) < clients * EACH
