@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,7 +13,7 @@ import dagster as dg
 from kafka_liveness_dagster.core.membership import MAX_BACKOFF_SECONDS, RunFate, restart_delay_seconds, wants_live_run
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.metadata import told
-from kafka_liveness_dagster.runs import CAUSE_TAG, PARTITION_TAG, lane_tags, unfinished
+from kafka_liveness_dagster.runs import CAUSE_TAG, PARTITION_TAG, has_committed, lane_tags, unfinished
 from kafka_liveness_dagster.runs_seen import fate
 
 if TYPE_CHECKING:
@@ -106,5 +107,9 @@ def _failed(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
 
 
 def _has_worked(record: dg.RunRecord) -> bool:
-    """Whether a run was at work for longer than the longest delay: what ended it at last does not end every run."""
-    return bool(record.start_time and record.end_time and record.end_time - record.start_time > MAX_BACKOFF_SECONDS)
+    """Whether a run did something before it ended, or was at work for longer than the longest delay.
+
+    What ended it does not end every run: a host that loses its workers one after the other is no mistake in them.
+    """
+    seconds = (record.end_time or 0.0) - (record.start_time or math.inf)
+    return has_committed(record.dagster_run) or seconds > MAX_BACKOFF_SECONDS

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ FENCED_TAG = "kafka_liveness/fenced"
 WAITS_TAG = "kafka_liveness/waits_for"
 PROCESS_TAG = "kafka_liveness/process"
 AWAY_TAG = "kafka_liveness/away_seconds"
+COMMITTED_TAG = "kafka_liveness/committed"
 PARTITION_TAG = "dagster/partition"
 _MAX_RUNTIME = "dagster/max_runtime"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
@@ -96,8 +98,20 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         context.log,
         is_step=_is_step(context),
         tell=lambda why: tell(context.instance, run.run_id, {FENCED_TAG: why}),
+        worked=lambda: _tell_work(context.instance, run.run_id),
         catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
     )
+
+
+def _tell_work(instance: dg.DagsterInstance, run_id: str) -> None:
+    """That a batch of it is committed; who repeats the run gets its tags, hence the name in it."""
+    with suppress(Exception):  # records that are away for a moment are no reason to fail
+        tell(instance, run_id, {COMMITTED_TAG: run_mark(run_id)})
+
+
+def has_committed(run: dg.DagsterRun) -> bool:
+    """Whether a batch of it is committed, as far as it could say so."""
+    return run.tags.get(COMMITTED_TAG) == run_mark(run.run_id)
 
 
 def sign_of(run: dg.DagsterRun) -> Sign:

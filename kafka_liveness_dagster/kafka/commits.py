@@ -25,6 +25,7 @@ class Commits(TwoLanes):
     _epoch: int
     _ended_by: FenceReason
     _last_committed: TopicPartition | None
+    _told_work = False
 
     def commit(self, done: Batch | Mapping[TopicPartition, int]) -> None:
         """Commit a processed batch: position, mark and owed ranges in one request.
@@ -42,6 +43,9 @@ class Commits(TwoLanes):
             self._check_epoch(done)
             self._commit_live(done.spans, done.arrivals)
             self._last_committed = done.last
+            if not self._told_work:
+                self._told_work = True
+                self._link.worked()
         else:
             self._commit_offsets(done)
 

@@ -33,6 +33,10 @@ def _to_nobody(_why: str) -> None:
     pass
 
 
+def _nobody_asks() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class RunLink:
     """The Dagster run this process works for, or a stand-in for a script.
@@ -46,6 +50,7 @@ class RunLink:
         catch_up_runs: how many catch-up runs of a group are in progress; 0 where nobody knows.
         tell: takes why this process is out of its group, empty once it is in it again, for others to see; called on the
             watchdog's thread.
+        worked: told once, in the thread that commits, that a batch is committed; raises nothing.
         is_step: this process was started by its run worker for one step, and ends with it.
     """
 
@@ -55,6 +60,7 @@ class RunLink:
     ends_at_ms: int | None = None
     log: logging.Logger = log
     tell: Callable[[str], None] = _to_nobody
+    worked: Callable[[], None] = _nobody_asks
     is_step: bool = False
     catch_up_runs: Callable[[str], int] = _nobody_knows
 

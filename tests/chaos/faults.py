@@ -26,6 +26,8 @@ COLD = 15.0
 """What the first batches of a Spark server take longer."""
 OUT = 30.0
 """A run whose Spark is silent ends by itself so long after its budget."""
+FORGOTTEN = 30.0
+"""Three clients look at a group, one after the other; each finds its two connections dead by a request of 5 s."""
 AGAIN = 25.0
 """Dagster's processes start and load the code location."""
 RUN_WAITS, RUN_WORKS = SESSION + LOOK, START + BATCH
@@ -83,7 +85,7 @@ def _stop_run(stage, seconds, lot):
 def _kill_backfill(stage, seconds, lot):
     """A backfill of all that is missing, its worker killed as soon as it is at work."""
     count = stage.backfill()
-    victim = _victim(stage, lot, "orders_crash_lag_job", "orders_crash_lag", patience=60.0 if count else 0.0)
+    victim = _victim(stage, lot, "orders_crash_lag_job", "orders_crash_lag", patience=150.0 if count else 0.0)
     if victim is None:
         return ""
     time.sleep(seconds)
@@ -129,6 +131,7 @@ def _power_loss(stage, seconds, lot):
 
 _RUN, _FOUND = (RUN_WAITS, RUN_WORKS), (RUN_WAITS + SESSION, RUN_WORKS)
 _OVER, _COLD = (BUDGET + OUT + RUN_WAITS, RUN_WORKS), (RUN_WAITS, RUN_WORKS + COLD)
+_LOST = (RUN_WAITS + FORGOTTEN, RUN_WORKS)
 _SHORT, _LONG = (1, SESSION / 2), (SESSION + 4, 25)
 FAULTS = (
     Fault("run killed", *_RUN, "session, look; start, batch", (0, 0), _kill_run),
@@ -138,7 +141,9 @@ FAULTS = (
     Fault("broker killed", *_FOUND, "a session to be found again, a run", (0, 10), _restart_broker(signal.SIGKILL)),
     Fault("broker restarted", *_FOUND, "the same", (0, 10), _restart_broker(signal.SIGTERM)),
     Fault("broker silent", *_FOUND, "the same", (3, 20), _silence("broker", "talk")),
-    Fault("broker's connections lost", *_FOUND, "the same", (3, 20), _silence("broker", "forget")),
+    Fault(
+        "broker's connections lost", *_LOST, "three clients find it out, a run", (3, 20), _silence("broker", "forget")
+    ),
     Fault("Spark killed", *_COLD, "a run, a cold server", (0, 10), _kill_spark),
     Fault("Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "talk")),
     Fault("Spark's connections lost", *_OVER, "the same", (3, 30), _silence("spark", "forget")),

@@ -12,7 +12,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster import sensors
 from kafka_liveness_dagster.kafka.errors import TopicNotFoundError
 from kafka_liveness_dagster.runs import lane_tags
-from tests.world.one_group import NO_SPARK, join
+from tests.world.one_group import NO_SPARK, SECONDS, join
 
 STARTED, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE
 
@@ -159,6 +159,30 @@ def test_a_run_that_worked_for_long_does_not_fail_all_the_time(world, instance, 
         lambda _, *a, **k: [record._replace(start_time=now - seconds, end_time=now) for record in records(*a, **k)],
     )
     assert (desk.wanted() == []) is delayed
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_run_that_commits_does_not_fail_all_the_time(world, instance, commits):
+    """Four that die one after the other, as on a host that loses its workers; and four that die of a batch."""
+    desk = Desk(world, instance)
+
+    @dg.op
+    def consume(context):
+        with world.live(context=context) as consumer:
+            join(world, consumer)
+            world.grow_to(world.log_end + 10)
+            batch = consumer.poll(SECONDS)
+            if commits:
+                consumer.commit(batch)
+            raise ZeroDivisionError
+
+    @dg.job(tags=lane_tags(world.group, "live"))
+    def live():
+        consume()
+
+    for _ in range(4):
+        assert not live.execute_in_process(instance=instance, raise_on_error=False).success
+    assert (desk.wanted() != []) is commits
 
 
 def test_no_more_live_runs_than_partitions(world, instance):
