@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import And, EqualTo, GreaterThanOrEqual
 from sqlalchemy.exc import OperationalError
 
-from definitions.demo.stage import DemoError, launch_backfill, worker_pid
+from definitions.demo.stage import DemoError, launch_backfill, messages
 from definitions.demo.verdict import TABLE
 from definitions.feed import PARTITIONS, OrdersFeed
 from kafka_liveness_dagster.embedded import services, state
@@ -109,8 +110,8 @@ class Stage:
         found = {}
         for run in self.dev.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
             if run.job_name in jobs or (CRASH_LAG in jobs and run.job_name.startswith("__ASSET_JOB")):
-                with suppress(DemoError):
-                    pid = worker_pid(self.dev.instance, run.run_id)
+                said = "\n".join(text for _, text in messages(self.dev.instance, run.run_id))
+                for pid in map(int, re.findall(r"Started process for run \(pid: (\d+)\)", said)):
                     if pid in ours and ours[pid].status() != psutil.STATUS_STOPPED:
                         found[run.run_id] = ours[pid]
         return dict(sorted(found.items()))
