@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.spark.ledger import TableLedger
@@ -74,6 +76,14 @@ class Ledger(TableLedger):
         return super().properties(session, snapshot_id, ranges)
 
 
+class _Line:
+    """A connection that never falls silent."""
+
+    @staticmethod
+    def within(*_):
+        return nullcontext()
+
+
 @dataclass
 class SimulatedTable:
     """Iceberg's ``overwrite(ranges)``, serializable, validated from the snapshot at the beginning of the write.
@@ -97,6 +107,7 @@ class SimulatedTable:
     intruders: int = 0
     losses: int = 0
     version: int = 0
+    client: ClassVar = SimpleNamespace(_builder=_Line())
     _named: int = 0
     _read: tuple[int, dict[TopicPartition, Account]] = (-1, {})
 
