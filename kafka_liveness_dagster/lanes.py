@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-    from kafka_liveness_dagster.pipeline import Source
+    from kafka_liveness_dagster.lane import Source
     from kafka_liveness_dagster.settings import KafkaAssetSettings
 
 

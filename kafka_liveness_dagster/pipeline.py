@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 
@@ -20,6 +20,7 @@ from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.flight import Flight, InFlight
 from kafka_liveness_dagster.metadata import Tally, counted
+from kafka_liveness_dagster.runs import budget_of
 from kafka_liveness_dagster.spark.errors import SparkSilentError
 from kafka_liveness_dagster.spark.sink import SinkWitness
 
@@ -30,31 +31,12 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.lane import Lane, Source
     from kafka_liveness_dagster.resources import KafkaLivenessResource
     from kafka_liveness_dagster.settings import KafkaAssetSettings
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.sink import Sink
     from kafka_liveness_dagster.spark_resource import SparkConnectResource
-
-
-class Lane(Protocol):
-    """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
-
-    def commit(self, batch: Batch) -> None: ...  # noqa: D102 - the two classes document it
-    def confirm(self, batch: Batch) -> None: ...  # noqa: D102
-    def check(self) -> None: ...  # noqa: D102
-    def heartbeat(self) -> None: ...  # noqa: D102
-    def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
-    def is_open(self, batch: Batch) -> bool: ...  # noqa: D102
-    def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
-    def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
-
-
-class Source(Protocol):
-    """Where batches come from."""
-
-    def __call__(self, max_records: int, *, ahead: bool) -> Batch | None:
-        """The next batch, None at the end; ``ahead`` of one that is in flight: only if it is worth it, at once."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +68,9 @@ class Pipeline:
     def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
         """The asset's pipeline with the resources of this run."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
+        budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
-        most, witness = asset.most_in_flight, _witness(asset, spark)
+        most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
         return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison, most, witness)
 
     def run(
@@ -234,14 +217,17 @@ class Pipeline:
         return progressed if self.liveness == "progress" else None, reported
 
 
-def _witness(asset: KafkaAssetSettings, spark: SparkConnectResource) -> TableLedger | SinkWitness | None:
-    """Who says what is there: the table's ledger, or a sink that has ``covered``."""
+def _witness(
+    asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
+) -> TableLedger | SinkWitness | None:
+    """Who says what is there, in a batch's time at most: the table's ledger, or a sink that has ``covered``."""
     if asset.sink is not None:
         return SinkWitness.of(asset.sink)
-    from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS, TableLedger  # noqa: PLC0415 - pyspark stays lazy
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-    return TableLedger(IcebergTable(asset.table or ""), lambda: spark.session())  # noqa: PLW0108 - when it is needed
+    session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
+    return TableLedger(IcebergTable(asset.table or ""), session, max(budget_seconds, ANSWER_SECONDS))
 
 
 def _named(batch: Batch) -> str:

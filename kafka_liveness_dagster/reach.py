@@ -79,7 +79,7 @@ def session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
             if not opened:
                 opened.append(connect(_spark(remote)))
                 ends.callback(end, opened[0])
-                ends.enter_context(line_of(opened[0]).within(_QUIET_SECONDS, "a command asked it for a table"))
+                ends.enter_context(line_of(opened[0]).unless_silent(_QUIET_SECONDS, "a command asked it for a table"))
             return opened[0]
 
         yield session

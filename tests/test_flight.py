@@ -24,6 +24,8 @@ class Job(nullcontext):
     tag = "job"
     cancelled = False
 
+    is_given_up = False
+
     def cancel(self, timeout_seconds=2.0):
         self.cancelled = True
         return True

@@ -45,7 +45,7 @@ class TableLedger:
     Args:
         table: the table; it may not exist yet.
         session: gives a Spark session of a server whose catalog has it.
-        answer_seconds: how long Spark may say nothing when ``accounts`` asks it: nobody watches such a look.
+        answer_seconds: how long ``accounts`` may take: it is asked outside of batches, where nobody watches Spark.
     """
 
     def __init__(

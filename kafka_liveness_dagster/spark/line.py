@@ -22,6 +22,7 @@ from kafka_liveness_dagster.spark.errors import SparkSilentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
@@ -99,26 +100,38 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         if self._channel is not None:
             self._channel.close()
 
-    @contextmanager
-    def within(self, seconds: float, what: str) -> Iterator[None]:
-        """Cut the line when Spark owes an answer and says nothing for so long.
+    def within(self, seconds: float, what: str) -> AbstractContextManager[None]:
+        """Cut the line when the block does not end in so many seconds, whether Spark says something or not.
+
+        While an operation waits, for its catalog say, Spark goes on telling that it does.
+
+        Args:
+            seconds: how long the block may take.
+            what: what is asked in it.
+        """
+        give_up_at = time.monotonic() + seconds
+        return self._watched(lambda: give_up_at - time.monotonic(), what)
+
+    def unless_silent(self, seconds: float, what: str) -> AbstractContextManager[None]:
+        """Cut the line when Spark owes an answer and says nothing at all for so long; the block may last.
 
         Args:
             seconds: how long it may say nothing.
             what: what is asked meanwhile.
-
-        Raises:
-            SparkSilentError: it has said nothing.
         """
-        ended = threading.Event()
         with self._lock:
             self._unheard = self._unheard and self._asked > 0  # what somebody gave up earlier is nobody's wait now
+        return self._watched(lambda: seconds - self.silent_seconds, what)
+
+    @contextmanager
+    def _watched(self, left_seconds: Callable[[], float], what: str) -> Iterator[None]:
+        ended = threading.Event()
 
         def watch() -> None:
-            while not ended.wait(max(seconds - self.silent_seconds, 0.0)):
-                if self.silent_seconds >= seconds:
-                    self.cut(what)
+            while (left := left_seconds()) > 0:
+                if ended.wait(left):
                     return
+            self.cut(what)
 
         threading.Thread(target=watch, name="kafka-liveness-line", daemon=True).start()
         try:

@@ -44,6 +44,8 @@ def with_settings(settings):
 def main(told):
     """Run the job; how it ended."""
     with_settings(told["settings"])
+    if told["pauses_in"] == "start":
+        say("start")
 
     def transform(batch):
         if told["pauses_in"] == "transform":

@@ -119,7 +119,6 @@ class Run:
         out, _ = self._process.communicate()
         killer.cancel()
         seconds = time.monotonic() - began
-        sys.stderr.write(f"\nended after {seconds:.1f} s, {self._process.returncode}: {out.strip()}\n")
         lines = out.strip().splitlines()
         return (json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}), seconds
 
@@ -189,7 +188,9 @@ def test_in_the_analysis(lonely, proxy, rows):
 def test_before_the_first_connection(lonely, proxy, rows):
     """It is connected to, and says nothing."""
     proxy.fall_silent()
-    with lonely.start() as run:
+    with lonely.start(pauses_in="start") as run:
+        run.said("start")
+        run.go_on()
         ends(run, error="SparkUnreachableError", within=BUDGET + AFTER)
     proxy.talk()
     goes_on(lonely, rows)
@@ -228,6 +229,8 @@ def test_a_catalog_that_accepts_and_never_answers(lonely, rows):
             f"{catalog}.type": "rest",
             f"{catalog}.uri": f"http://127.0.0.1:{port}",
         }
-        with lonely.start(table="mute.shop.orders", settings=settings) as run:
+        with lonely.start(table="mute.shop.orders", settings=settings, pauses_in="start") as run:
+            run.said("start")
+            run.go_on()
             ends(run, error="SparkSilentError", within=BUDGET + AFTER)
     goes_on(lonely, rows)

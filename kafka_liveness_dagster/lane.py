@@ -1,0 +1,31 @@
+"""What does the pipeline need of a lane, and where do its batches come from?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+
+
+class Lane(Protocol):
+    """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
+
+    def commit(self, batch: Batch) -> None: ...  # noqa: D102 - the two classes document it
+    def confirm(self, batch: Batch) -> None: ...  # noqa: D102
+    def check(self) -> None: ...  # noqa: D102
+    def heartbeat(self) -> None: ...  # noqa: D102
+    def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
+    def is_open(self, batch: Batch) -> bool: ...  # noqa: D102
+    def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
+    def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def __call__(self, max_records: int, *, ahead: bool) -> Batch | None:
+        """The next batch, None at the end; ``ahead`` of one that is in flight: only if it is worth it, at once."""
