@@ -86,7 +86,7 @@ def spark(services: Services) -> Iterator[SparkSession]:
     """A Spark Connect session for tests that need only one."""
     from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
 
-    session = connect(services.spark_remote)
+    session = connect(services.spark_remote, timeout_seconds=120)  # a cold server, on a machine that may be busy
     yield session
     session.stop()
 
