@@ -112,6 +112,8 @@ class Cluster:
         asked = [self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS) for one in every]
         doing = f"asking for the offsets of {', '.join(sorted({tp.topic for tp in partitions}))}"
         starts, ends = ({(tp.topic, tp.partition): self._named(at, doing) for tp, at in one.items()} for one in asked)
+        if any(at.offset < 0 for at in (*starts.values(), *ends.values())):  # not told, and no error either
+            raise self._refused(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing)
         self._met.update(partitions)
         self._answered_at = time.monotonic()
         return {tp: (starts[tp].offset, ends[tp].offset) for tp in partitions}

@@ -28,6 +28,8 @@ _UNREACHABLE = {
 
 _MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,  # ListOffsets after a broker's restart: the client knows the leader of before
+    KafkaError.UNKNOWN_LEADER_EPOCH,  # and the broker not yet the one of now
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
