@@ -62,7 +62,7 @@ def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.Ma
             **lag,
             **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
             "timeouts": str(consumer.timeouts),
-            "crash_lag_found": range_table(consumer.jumped),
+            **({"crash_lag_found": range_table(consumer.jumped)} if consumer.jumped else {}),
             **({"owed_again": range_table(consumer.forgotten)} if consumer.forgotten else {}),
             **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
             "group": asset.group_id,

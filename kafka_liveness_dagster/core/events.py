@@ -80,6 +80,10 @@ class MemberLeft:
         return f"{who} {self.reason.value}{' and came back between two looks' if self.is_back else ''}{had}"
 
 
+def _members(count: int) -> str:
+    return f"{count} member" if count == 1 else f"{count} members"
+
+
 @dataclass(frozen=True)
 class RebalanceStarted:
     """The coordinator was seen to deal the partitions anew."""
@@ -87,7 +91,7 @@ class RebalanceStarted:
     members: int
 
     def __str__(self) -> str:
-        return f"a rebalance of {self.members} members is under way"
+        return f"a rebalance is under way, with {_members(self.members)}"
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,8 @@ class RebalanceCompleted:
     seconds: float | None
 
     def __str__(self) -> str:
-        took = "less than the time between two looks" if self.seconds is None else f"about {self.seconds:.0f} s"
-        return f"a rebalance of {self.members} members is over, it took {took}"
+        took = "" if self.seconds is None else f", which took about {self.seconds:.0f} s"
+        return f"the partitions were dealt anew, among {_members(self.members)}{took}"
 
 
 @dataclass(frozen=True)

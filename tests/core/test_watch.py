@@ -296,9 +296,9 @@ def test_words():
     back = MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (), is_back=True)
     assert str(back) == f"run {RUN} left by poll timeout and came back between two looks"
     assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.UNKNOWN, (P0,))).startswith("foreign member kcat")
-    assert str(RebalanceStarted(2)) == "a rebalance of 2 members is under way"
-    assert str(RebalanceCompleted(2, 7.4)) == "a rebalance of 2 members is over, it took about 7 s"
-    assert "between two looks" in str(RebalanceCompleted(2, None))
+    assert str(RebalanceStarted(2)) == "a rebalance is under way, with 2 members"
+    assert str(RebalanceCompleted(2, 7.4)) == "the partitions were dealt anew, among 2 members, which took about 7 s"
+    assert str(RebalanceCompleted(1, None)) == "the partitions were dealt anew, among 1 member"
     assert str(GroupEmptied()) == "the group has no member any more"
     assert str(GroupDied()) == "the group does not exist any more"
     assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress, but has not been seen at work for 60 s"

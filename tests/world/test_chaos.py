@@ -132,7 +132,7 @@ def test_a_run_canceled_in_the_ui_releases_its_partitions(story, protocol):
     following = story.finish()
     assert following.success
     (made,) = following.asset_materializations_for_node(story.case.name)
-    assert made.metadata["crash_lag_found"].records == []
+    assert "crash_lag_found" not in made.metadata
     assert story.first_log() == (LAST, LiveMark(Mark.RELEASED, run_mark(following.run_id)))
     assert story.offsets() == list(range(LAST))
     assert story.writers() == [run, following.run_id]

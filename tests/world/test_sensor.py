@@ -24,7 +24,7 @@ from tests.world.stories import stop, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
 
-EMPTIED, DEALT = "the group has no member any more", "a rebalance of {} members is over, it took less than the time"
+EMPTIED, DEALT = "the group has no member any more", "the partitions were dealt anew, among {} members"
 
 
 class Sensor:
