@@ -1,6 +1,7 @@
 """Nothing is missing in silence, nothing old is gone, no partition is green without its rows: whoever forgets what.
 
-Each enemy of the commit logs and of the table, on the real broker and the real table, on both protocols.
+Each enemy of the commit logs and of the table, on the real broker and the real table; on both protocols where the
+group's commits are at stake.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from kafka_liveness_dagster.group_commands import status
 from tests.world.forgetful import Forgetful, kept
 from tests.world.one_group import NO_SPARK
 
-PROTOCOLS = ("classic", "consumer")
+on_both_protocols = pytest.mark.parametrize("forgetful", ["classic", "consumer"], indirect=True)
+"""Where the broker's group is what forgets; a table forgets the same under either."""
 
 
-@pytest.fixture(params=PROTOCOLS)
+@pytest.fixture
 def forgetful(request, services, produce, warm_spark, make_group):
     """A group under a protocol, and its table."""
-    rows = request.getfixturevalue("rows")
+    rows, protocol = request.getfixturevalue("rows"), getattr(request, "param", "classic")
 
     def make(**settings):
-        group = make_group(1.5, 0.5) if request.param == "consumer" else None
-        return Forgetful(services, produce, rows, warm_spark, protocol=request.param, group=group, **settings)
+        group = make_group(1.5, 0.5) if protocol == "consumer" else None
+        return Forgetful(services, produce, rows, warm_spark, protocol=protocol, group=group, **settings)
 
     return make
 
@@ -41,6 +43,7 @@ def is_exact_once_drained(world, *spans):
     assert world.offsets() == kept(0, world.log_end)
 
 
+@on_both_protocols
 @pytest.mark.parametrize("offset", [120, 0, 150])
 def test_a_strangers_commit_forgets_nothing(forgetful, offset):
     """At the same offset, back to the beginning, forward to the end: the partition that stands gets its rows."""
@@ -54,6 +57,7 @@ def test_a_strangers_commit_forgets_nothing(forgetful, offset):
     is_exact_once_drained(world, (70, 120))
 
 
+@on_both_protocols
 def test_what_a_stranger_made_the_group_forget_is_owed_again(forgetful):
     """The live lane owes it in the commit with which it goes on; and both lanes' debts are known to the log."""
     world = forgetful()
@@ -65,6 +69,7 @@ def test_what_a_stranger_made_the_group_forget_is_owed_again(forgetful):
     assert world.offsets() == kept(0, 70) + kept(120, 150)
 
 
+@on_both_protocols
 def test_a_stray_consumer_with_auto_commit_costs_nothing(forgetful):
     """It has the partitions for a while, commits what it polled, and goes."""
     world = forgetful()
@@ -74,6 +79,7 @@ def test_a_stray_consumer_with_auto_commit_costs_nothing(forgetful):
     is_exact_once_drained(world, (70, 120))
 
 
+@on_both_protocols
 @pytest.mark.parametrize("of_second_log", [False, True], ids=["first log", "second log"])
 def test_the_offsets_of_either_group_may_be_deleted(forgetful, of_second_log):
     """Or expire: what is owed stays owed, and what is done is not owed again."""
@@ -86,6 +92,7 @@ def test_the_offsets_of_either_group_may_be_deleted(forgetful, of_second_log):
     assert world.owed() == []
 
 
+@on_both_protocols
 def test_an_expired_first_log_does_not_skip_to_the_latest(forgetful):
     """With ``latest`` a plain consumer would never read what came while the pipeline stood still."""
     world = forgetful(auto_offset_reset="latest")
@@ -116,6 +123,7 @@ def test_a_topic_made_anew_touches_no_old_row(forgetful):
     assert (world.values(), world.committed(), world.green()) == (before, None, [])
 
 
+@on_both_protocols
 def test_a_topic_made_anew_between_two_batches_is_named(forgetful):
     """A member at work: the rows that are there stay, and nothing more is written."""
     world = forgetful(max_poll_records=25)
@@ -203,6 +211,7 @@ def test_a_table_that_goes_between_two_batches_is_named(forgetful, befall):
     assert len(seen) <= 5
 
 
+@on_both_protocols
 def test_the_second_log_may_go_while_a_live_run_is_at_work(forgetful):
     """What was caught up before is not owed again, and no row is missing."""
     world = forgetful(max_poll_records=10)
@@ -364,6 +373,7 @@ def test_without_a_witness_a_standing_partition_is_processed_again(forgetful):
     assert [str(r.span) for r in given] == ["70-120"]
 
 
+@on_both_protocols
 def test_the_second_log_is_committed_anew_under_a_live_member(forgetful):
     """A group without members loses its offsets after a while: what was seen of it last is written again."""
     world = forgetful()
@@ -404,6 +414,7 @@ def test_status_names_a_topic_made_anew(forgetful, services):
         CliRunner().invoke(status, asked, catch_exceptions=False)
 
 
+@on_both_protocols
 def test_a_quarantined_offset_is_not_lost_to_a_second_log_of_an_earlier_life(forgetful):
     """With the mode off too: what passed the live lane is processed, though that log says that it is done."""
     world = forgetful()
