@@ -20,17 +20,24 @@ class Waiting:
     """A run that was let into its group and has nothing to do yet: says so in its log and, by a tag, on its page.
 
     The others hold what is to come no longer than their process timeout and a session, which are taken to be as ours:
-    past that something else is wrong, a partition may be nobody's to give.
+    past that something else is wrong, a partition may be nobody's to give. A broker that says nothing at all is waited
+    for as long as a batch may take, as ``poll`` does.
     """
 
     def __init__(self, consumer: LivenessConsumer, context: dg.AssetExecutionContext) -> None:
         self._consumer, self._context = consumer, context
         self._patience_seconds = (consumer.timeouts.process_ms + consumer.timeouts.session_ms) / 1000
+        self._process_seconds = consumer.timeouts.process_ms / 1000
         self._since: float | None = None
+        self._unheard_since: float | None = None
         self._asked_at = -math.inf
 
     def goes_on(self) -> bool:
-        """Whether a partition is still to come; asks the group once a second."""
+        """Whether a partition is still to come; asks the group once a second.
+
+        Raises:
+            BrokerUnreachableError: nobody has answered for as long as a batch may take.
+        """
         now = time.monotonic()
         if self._since is not None and now - self._asked_at < _ASK_SECONDS:
             return True
@@ -55,9 +62,14 @@ class Waiting:
         from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError  # noqa: PLC0415 - stays lazy
 
         try:
-            return self._consumer.partitions_to_come()
+            why, self._unheard_since = self._consumer.partitions_to_come(), None
         except BrokerUnreachableError as error:
-            return f"no broker says what is to come ({error})"  # the next poll says more
+            now = time.monotonic()
+            self._unheard_since = now if self._unheard_since is None else self._unheard_since
+            if now - self._unheard_since >= self._process_seconds:
+                raise
+            return f"no broker says what is to come ({error})"
+        return why
 
     def ended(self) -> None:
         """Partitions came, or none will."""

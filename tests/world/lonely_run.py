@@ -62,8 +62,7 @@ def main(told):
     if run.success:
         return {"success": True}
     error = run.failure_data_for_node("orders").error
-    while error.cause is not None:  # the first is Dagster's own
-        error = error.cause
+    error = error.cause or error  # the first is Dagster's own
     return {"success": False, "error": error.cls_name, "message": error.message}
 
 

@@ -1,0 +1,62 @@
+"""The broker's network falls silent: a run waits for it as long as a batch may take, and ends by itself soon after."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kafka_liveness_dagster as kl
+from tests.chaos.services import Broker
+from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on
+from tests.world.stories import wait_for
+
+
+@pytest.fixture(scope="module")
+def broker(services, tmp_path_factory):
+    """A broker of its own, which runs reach by a proxy and tests do not."""
+    home = tmp_path_factory.mktemp("silent")
+    (home / "logs").mkdir()
+    found = Broker(home)
+    try:
+        with found.proxy:
+            found.start()
+            yield found
+    finally:
+        found.end()
+
+
+@pytest.fixture
+def lonely(services, broker, produce, table, tmp_path, warm_spark):  # noqa: PLR0917
+    """Four batches of data, and a table without rows."""
+    direct, topic = f"127.0.0.1:{broker.port}", f"orders-{table.split('.')[1]}"
+    admin = AdminClient({"bootstrap.servers": direct, "log_level": 0})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=20)
+    produce(direct, topic, 0, map(str, range(4 * SIZE)))
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    found = Lonely(services, topic, table, tmp_path, services.spark_remote)
+    found.kafka["bootstrap_servers"] = f"127.0.0.1:{broker.proxy.port}"
+    found.cluster = kl.KafkaLivenessResource(bootstrap_servers=direct).cluster()
+    found.make_table(warm_spark)
+    yield found
+    broker.proxy.talk()
+
+
+def test_while_it_waits_for_data(lonely, broker, rows):
+    """Nothing is under way: the next look does not come back."""
+    with lonely.start(slow=False, idle_seconds=60) as run:
+        wait_for(lambda: lonely.committed() == 4 * SIZE)
+        broker.proxy.fall_silent()
+        ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
+    broker.proxy.talk()
+    goes_on(lonely, rows)
+
+
+def test_before_it_joins(lonely, broker, rows):
+    """It is connected to, and says nothing."""
+    broker.proxy.fall_silent()
+    with lonely.start(pauses_in="start") as run:
+        run.said("start")
+        run.go_on()
+        ends(run, error="BrokerUnreachableError", within=AFTER)
+    broker.proxy.talk()
+    goes_on(lonely, rows)
