@@ -35,7 +35,7 @@ class SparkConnectResource(CheckedResource):
     _session: SparkSession | None = PrivateAttr(default=None)
 
     def session(self) -> SparkSession:
-        """The session of this resource, opened when first asked for.
+        """The session of this resource, opened when first asked for; anew where its server was started anew.
 
         Raises:
             SparkUnreachableError: no server answered, or it refused the token.
@@ -43,7 +43,8 @@ class SparkConnectResource(CheckedResource):
         from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
 
-        if self._session is None or line_of(self._session).is_cut:
+        old = self._session
+        if old is None or line_of(old).is_cut or old.client.is_closed:  # as pyspark does when the server is another one
             self._session = connect(self._address())
         return self._session
 

@@ -122,6 +122,8 @@ class AskedError(Exception):
 class AskedForBudget:
     """Stands where the Kafka resource is: finds the budget as that does, and has no broker."""
 
+    default_max_batch_seconds = 300
+
     def __init__(self) -> None:
         self.budgets: list[Any] = []
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
@@ -76,8 +76,12 @@ class TableLedger:
             SparkSilentError: Spark did not answer in time.
         """
         session = self._session()
-        with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):
-            self._look(session)
+        try:
+            self._look_in_time(session)
+        except PySparkException:
+            if (anew := self._session()) is session:
+                raise
+            self._look_in_time(anew)  # Spark was started anew, and refused the session of before
         return {tp: self._says.of(tp) for tp in asked}
 
     def learn(self, accounts: Accounts) -> None:
@@ -137,6 +141,10 @@ class TableLedger:
         if snapshot_id != self._last or not self._seen:
             self._seen.add(snapshot_id)
             self._last, self._landed_since = snapshot_id, False
+
+    def _look_in_time(self, session: SparkSession) -> None:
+        with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):
+            self._look(session)
 
     def _look(self, session: SparkSession) -> None:
         began_at = time.monotonic()

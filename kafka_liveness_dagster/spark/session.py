@@ -52,7 +52,7 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) ->
     """
     line = _line(remote)
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as pyspark's own ``remote(…)``: its functions are Connect's now
-    session: SparkSession = ConnectSession.builder.channelBuilder(line).create()
+    session = _created(line)
     _opened.append(session)
     # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the server died.
     atexit.unregister(session.client._cleanup_ml_cache)  # noqa: SLF001
@@ -91,6 +91,17 @@ def active(session: SparkSession) -> Iterator[None]:
         yield
     finally:
         threads.session = before
+
+
+def _created(line: Line) -> SparkSession:
+    """A session that pyspark takes for nobody's: it asks the active one for settings, also one that was refused."""
+    threads: Any = ConnectSession._active_session  # noqa: SLF001
+    before = getattr(threads, "session", None), ConnectSession._default_session  # noqa: SLF001
+    try:
+        session: SparkSession = ConnectSession.builder.channelBuilder(line).create()
+        return session
+    finally:
+        threads.session, ConnectSession._default_session = before  # noqa: SLF001
 
 
 def _line(remote: str) -> Line:

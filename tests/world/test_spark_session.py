@@ -9,10 +9,14 @@ import time
 import weakref
 
 import pytest
+from pyspark.errors.exceptions.connect import SparkConnectException
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
+from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.table import IcebergTable
 
 
 def test_each_caller_has_a_session_of_its_own(services):
@@ -23,6 +27,20 @@ def test_each_caller_has_a_session_of_its_own(services):
     one.stop()
     assert other.range(3).count() == 3
     other.stop()
+
+
+def test_a_server_that_was_started_anew_has_a_new_session(services):
+    """It refuses the session of before, once; a run that goes on has one of the new server's, and so has a look."""
+    spark = kl.SparkConnectResource(remote=services.spark_remote)
+    before = spark.session()
+    before.client._server_session_id = "of the server before"
+    with pytest.raises(SparkConnectException, match="NO_ACTIVE_SESSION"):
+        before.range(3).count()
+    assert spark.session().range(3).count() == 3
+    assert spark.session() is spark.session()
+    spark.session().client._server_session_id = "of the server before"
+    assert TableLedger(IcebergTable("lake.shop.nowhere"), spark.session).accounts([]) == {}
+    spark.teardown_after_execution(None)
 
 
 def test_an_unreachable_server_is_named_in_time():
