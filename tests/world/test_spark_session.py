@@ -10,12 +10,13 @@ import weakref
 
 import pytest
 from pyspark.errors.exceptions.connect import SparkConnectException
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.session import connect, end
 from kafka_liveness_dagster.spark.table import IcebergTable
 
 
@@ -55,6 +56,16 @@ def test_an_unreachable_server_is_named_in_time():
         connect(f"sc://localhost:{port}/;token=s3cr3t", timeout_seconds=2)
     assert time.monotonic() - began < 5
     assert "s3cr3t" not in str(e.value)
+
+
+def test_no_session_is_taken_for_everybodys(services):
+    """Pyspark asks the active session, or else the default one, for settings: also one that was refused, or is over."""
+    before = ConnectSession.getActiveSession(), ConnectSession._default_session
+    with pytest.raises(SparkUnreachableError):
+        connect("sc://localhost:1", timeout_seconds=1)
+    session = connect(services.spark_remote)
+    assert (ConnectSession.getActiveSession(), ConnectSession._default_session) == before
+    end(session)
 
 
 def test_a_server_that_accepts_and_says_nothing_is_named_in_time():
