@@ -7,7 +7,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
 from tests.chaos.services import Broker
-from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on
+from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on
 from tests.world.stories import wait_for
 
 
@@ -44,7 +44,7 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark):  # noqa: PLR
 def test_while_it_waits_for_data(lonely, broker, rows):
     """Nothing is under way: the next look does not come back."""
     with lonely.start(slow=False, idle_seconds=60) as run:
-        wait_for(lambda: lonely.committed() == 4 * SIZE)
+        wait_for(lambda: lonely.committed() == 4 * SIZE, START)
         broker.proxy.fall_silent()
         ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
     broker.proxy.talk()

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on
+from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on
 from tests.world.silent_proxy import SilentProxy
 from tests.world.stories import wait_for
 
@@ -36,7 +36,7 @@ def lonely(services, make_topic, produce, table, tmp_path, proxy, warm_spark):  
 def test_in_the_middle_of_a_batch(lonely, proxy, spark, rows, in_flight):
     """Spark works and is heard no more: fenced at its budget, given up soon after it, nothing of it committed."""
     with lonely.start(batches_in_flight=in_flight) as run:
-        wait_for(lambda: lonely.is_busy(spark))
+        wait_for(lambda: lonely.is_busy(spark), START)
         before = lonely.committed()
         proxy.fall_silent()
         told = ends(run, error="SparkSilentError", within=BUDGET + AFTER)
@@ -73,7 +73,7 @@ def test_before_the_first_connection(lonely, proxy, rows):
 def test_while_the_run_stops(lonely, proxy, rows):
     """All is committed, and the session cannot be ended: the run was good, and so it is told."""
     with lonely.start(slow=False, idle_seconds=3.0) as run:
-        wait_for(lambda: lonely.committed() == 4 * SIZE)
+        wait_for(lambda: lonely.committed() == 4 * SIZE, START)
         proxy.fall_silent()
         said, seconds = run.end()
     assert said == {"success": True}
@@ -85,7 +85,7 @@ def test_while_the_run_stops(lonely, proxy, rows):
 def test_terminate(lonely, proxy, spark, rows):
     """The button in the UI ends a run that hears nothing, however large its budget is."""
     with lonely.start(max_batch_seconds=300) as run:
-        wait_for(lambda: lonely.is_busy(spark))
+        wait_for(lambda: lonely.is_busy(spark), START)
         proxy.fall_silent()
         run.terminate(lonely.home)
         _, seconds = run.end()
