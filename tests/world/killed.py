@@ -178,7 +178,7 @@ class Other:
         if self._lane != "catch-up":
             wait_for(lambda: len(self._location.kafka.cluster().members(self._location.group)) == 1)
         self._gate.set()
-        self._run.result(60)
+        self._run.result(300)
 
     def close(self):
         """Let nothing of it be left."""
