@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
-
-import pytest
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on
 from tests.world.silent_proxy import SilentProxy
@@ -14,26 +15,7 @@ from tests.world.stories import wait_for
 PORT = re.compile(r":(\d+)")
 
 
-@pytest.fixture
-def proxy(services):
-    """In front of the Spark Connect server."""
-    with SilentProxy(int(PORT.search(services.spark_remote)[1])) as found:
-        yield found
-
-
-@pytest.fixture
-def lonely(services, make_topic, produce, table, tmp_path, proxy, warm_spark):  # noqa: PLR0917
-    """Four batches of data, and a table without rows."""
-    topic = make_topic()
-    produce(services.bootstrap_servers, topic, 0, map(str, range(4 * SIZE)))
-    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    found = Lonely(services, topic, table, tmp_path, PORT.sub(f":{proxy.port}", services.spark_remote, count=1))
-    found.make_table(warm_spark)
-    return found
-
-
-@pytest.mark.parametrize("in_flight", [1, 2])
-def test_in_the_middle_of_a_batch(lonely, proxy, spark, rows, in_flight):
+def in_the_middle_of_a_batch(lonely, proxy, spark, rows, *, in_flight):
     """Spark works and is heard no more: fenced at its budget, given up soon after it, nothing of it committed."""
     with lonely.start(batches_in_flight=in_flight) as run:
         wait_for(lambda: lonely.is_busy(spark), START)
@@ -47,7 +29,7 @@ def test_in_the_middle_of_a_batch(lonely, proxy, spark, rows, in_flight):
     goes_on(lonely, rows)
 
 
-def test_in_the_analysis(lonely, proxy, rows):
+def in_the_analysis(lonely, proxy, spark, rows):
     """The transform's schema is asked for and never told."""
     with lonely.start(pauses_in="transform") as run:
         run.said("transform")
@@ -59,7 +41,7 @@ def test_in_the_analysis(lonely, proxy, rows):
     goes_on(lonely, rows)
 
 
-def test_before_the_first_connection(lonely, proxy, rows):
+def before_the_first_connection(lonely, proxy, spark, rows):
     """It is connected to, and says nothing."""
     proxy.fall_silent()
     with lonely.start(pauses_in="start") as run:
@@ -70,7 +52,7 @@ def test_before_the_first_connection(lonely, proxy, rows):
     goes_on(lonely, rows)
 
 
-def test_while_the_run_stops(lonely, proxy, rows):
+def while_the_run_stops(lonely, proxy, spark, rows):
     """All is committed, and the session cannot be ended: the run was good, and so it is told."""
     with lonely.start(slow=False, idle_seconds=3.0) as run:
         wait_for(lambda: lonely.committed() == 4 * SIZE, START)
@@ -82,7 +64,7 @@ def test_while_the_run_stops(lonely, proxy, rows):
     goes_on(lonely, rows)
 
 
-def test_terminate(lonely, proxy, spark, rows):
+def terminate(lonely, proxy, spark, rows):
     """The button in the UI ends a run that hears nothing, however large its budget is."""
     with lonely.start(max_batch_seconds=300) as run:
         wait_for(lambda: lonely.is_busy(spark), START)
@@ -94,7 +76,7 @@ def test_terminate(lonely, proxy, spark, rows):
     goes_on(lonely, rows)
 
 
-def test_a_catalog_that_accepts_and_never_answers(lonely, rows):
+def a_catalog_that_accepts_and_never_answers(lonely, proxy, spark, rows):
     """Spark itself answers, and what it waits for does not: the same end."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         catalog, port = "spark.sql.catalog.mute", mute.getsockname()[1]
@@ -108,3 +90,34 @@ def test_a_catalog_that_accepts_and_never_answers(lonely, rows):
             run.go_on()
             ends(run, error="SparkSilentError", within=BUDGET + AFTER)
     goes_on(lonely, rows)
+
+
+CASES = {
+    "in the middle of a batch": functools.partial(in_the_middle_of_a_batch, in_flight=1),
+    "in the middle of two": functools.partial(in_the_middle_of_a_batch, in_flight=2),
+    "in the analysis": in_the_analysis,
+    "before the first connection": before_the_first_connection,
+    "while the run stops": while_the_run_stops,
+    "terminate": terminate,
+    "a catalog that never answers": a_catalog_that_accepts_and_never_answers,
+}
+AT_ONCE = 3  # most of it is waiting
+
+
+def test_each_run_ends_by_itself_and_the_next_goes_on(services, make_topic, produce, rows, spark, warm_spark, tmp_path):  # noqa: PLR0917
+    """Each with four batches of data, a table without rows, and a connection to Spark of its own."""
+
+    def told(case):
+        topic, home = make_topic(), tmp_path / uuid4().hex
+        produce(services.bootstrap_servers, topic, 0, map(str, range(4 * SIZE)))
+        home.mkdir()
+        (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        with SilentProxy(int(PORT.search(services.spark_remote)[1])) as proxy:
+            remote = PORT.sub(f":{proxy.port}", services.spark_remote, count=1)
+            lonely = Lonely(services, topic, f"lake.{topic.replace('-', '_')}.orders", home, remote)
+            lonely.make_table(warm_spark)
+            case(lonely, proxy, spark, rows)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = {name: pool.submit(told, case) for name, case in CASES.items()}
+    assert {name: outcome.exception() for name, outcome in outcomes.items() if outcome.exception()} == {}
