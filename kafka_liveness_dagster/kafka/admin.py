@@ -107,6 +107,7 @@ class Cluster:
             return {}
         if not self._met.issuperset(partitions):
             self._metadata()  # or the client would refuse partitions that were added after it met their topic
+        self._met.difference_update(partitions)  # no answer: their leaders' epochs may be of before a restart
         every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _ENDS]
         level = IsolationLevel.READ_COMMITTED  # both are under way before the first answer
         asked = [self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS) for one in every]

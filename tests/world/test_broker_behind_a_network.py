@@ -1,6 +1,7 @@
-"""The network forgets its connections, as a firewall does: what is open is silent for good, what is new comes through.
+"""Who looks at a group meets a broker that was restarted, and a network that forgets: when is there an answer again?
 
-Nothing tells a client so but the want of an answer. On a broker of its own, whose advertised address is a proxy's.
+A firewall forgets connections: what is open is silent for good, what is new comes through, and nothing tells a client
+so but the want of an answer. On a broker of its own, whose advertised address is a proxy's.
 """
 
 from __future__ import annotations
@@ -66,3 +67,16 @@ def test_who_looks_finds_out_by_one_request(forgetful, kafka, question):
     ask(kafka.cluster())
     forgetful.proxy.forget()
     assert seconds_until_answered(lambda: ask(kafka.cluster())) < clients * EACH
+
+
+def test_a_restart_is_no_refusal_and_no_topic_made_anew(forgetful, kafka):
+    """A client that met the leader of before is refused its epoch, until it looks for leaders: at its next question.
+
+    A partition of which nothing was told has no log end of -1001, above which every commit would be.
+    """
+    cluster = kafka.cluster()
+    before = cluster.log_bounds([TP])
+    forgetful.end()
+    forgetful.start()
+    assert seconds_until_answered(lambda: cluster.log_bounds([TP])) < EACH
+    assert cluster.log_bounds([TP]) == before == {TP: (0, 0)}
