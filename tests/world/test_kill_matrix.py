@@ -42,7 +42,7 @@ def instance(tmp_path_factory):
 
 
 @pytest.fixture
-def location(services, instance, make_topic, make_group, produce, table, spark):  # noqa: PLR0917
+def location(services, instance, make_topic, make_group, produce, table, warm_spark):  # noqa: PLR0917
     """Make a group that is about to lose a run: ``location(conditions)``."""
     with ExitStack() as others:
 
@@ -59,7 +59,7 @@ def location(services, instance, make_topic, make_group, produce, table, spark):
                         produce(services.bootstrap_servers, topic, partition, map(str, range(count)))
 
             more(100, 0)
-            found.crash(spark)
+            found.crash(warm_spark)
             more(20, 100)
             if lane == CATCH_UP:
                 found.run("live")
