@@ -17,6 +17,7 @@ class Lane(Protocol):
     def commit(self, batch: Batch) -> None: ...  # noqa: D102 - the two classes document it
     def confirm(self, batch: Batch) -> None: ...  # noqa: D102
     def check(self) -> None: ...  # noqa: D102
+    def check_open(self, batch: Batch) -> None: ...  # noqa: D102
     def heartbeat(self) -> None: ...  # noqa: D102
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
     def is_open(self, batch: Batch) -> bool: ...  # noqa: D102

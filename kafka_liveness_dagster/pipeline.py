@@ -149,7 +149,7 @@ class Pipeline:
         except SparkSilentError:
             raise  # says more than the fence after which it was given up
         except Exception:
-            lane.check()  # what was cancelled by the fence failed because of it
+            lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
             raise
         if written.attempts > 1:
             again = "its files" if written.rewritten else "the same offsets"

@@ -77,9 +77,14 @@ class ReadsRecords:
         bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
         if not self._reader.is_open:
             self._watchdog.on_fence(self._reader.withhold_fenced)
-        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self._check_open(batch)))
+        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self.check_open(batch)))
 
-    def _check_open(self, batch: Batch) -> None:
+    def check_open(self, batch: Batch) -> None:
+        """Raise when this batch may not be committed any more, also after a new membership has begun.
+
+        Raises:
+            FencedError: the fence is up, or it was since the batch was planned.
+        """
         self._watchdog.check()
         self._check_epoch(batch)
 
