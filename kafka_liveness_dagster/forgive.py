@@ -174,7 +174,6 @@ def forgive(kafka: KafkaSettings, asked: Asked, audit: Audit) -> None:
     second = SecondLog(kafka, asked.group_id, _CLIENT_ID)
     try:
         audit.write(asked, "forgiven")
-        second.record(asked.ranges)
         second.tell(by_partition(asked.ranges))
     except Exception as error:
         audit.write(asked, f"NOT forgiven after all ({error})")

@@ -146,7 +146,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
             FencedError: this process may not commit any more.
             CommitRefusedError: the record did not last; the range stays owed and is processed again.
         """
-        self._check_open(batch)
+        self.check_open(batch)
         self._proof.check_identity(batch.ranges)
         self._second.record(batch.ranges, self._watchdog.check)
         self._proof.wrote(batch.ranges)
@@ -191,8 +191,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
                 f"{first} --reason …`, or on_data_loss='skip'"
             )
         spans = by_partition(expired)
-        self._second.record(expired, self._watchdog.check)
-        self._second.tell(spans)
+        self._second.tell(spans, self._watchdog.check)
         self._proof.lost(spans)
         self.lost += expired
         self._log.error("lost: %s; recorded as done", told)

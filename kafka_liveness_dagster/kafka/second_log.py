@@ -57,10 +57,7 @@ class SecondLog:
                 return
             logs = {tp: facts[tp].second.record(facts[tp].owed, spans) for tp, spans in missing.items()}
             self._write({tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()})
-        raise CommitRefusedError(
-            f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_WRITES} writes to other runs: what was "
-            "done stays owed; run its backfill again"
-        )
+        raise self._lost_writes("done")
 
     def put(self, logs: Mapping[TopicPartition, tuple[DoneLog, DoneLog]]) -> None:
         """Write what these logs must say from now on, where it is not what they say: ``{tp: (before, after)}``.
@@ -73,23 +70,24 @@ class SecondLog:
         if changed:
             self._write(changed)
 
-    def tell(self, told: Mapping[TopicPartition, tuple[Span, ...]]) -> None:
+    def tell(
+        self, told: Mapping[TopicPartition, tuple[Span, ...]], may_go_on: Callable[[], None] = lambda: None
+    ) -> None:
         """Write down that offsets are accounted for without having been processed: forgiven, or lost and reported.
 
+        What of them was owed is done with the same write: nothing is done in silence, whenever this process dies.
+
         Raises:
-            CommitRefusedError: the broker refused.
+            CommitRefusedError: the broker refused, or what was told did not last.
         """
-        facts = self._cluster.facts(self._group_id, list(told))
-        before = {tp: facts[tp].second for tp in told}
-        # Of what version 0.1.0 committed nobody knows where it began: nothing below is held against the table
-        begun = {tp: Origin(facts[tp].committed or 0, facts[tp].topic_id) for tp in told}
-        origins = {tp: before[tp].origin or facts[tp].origin or begun[tp] for tp in told}
-        self.put(
-            {
-                tp: (log, replace(log, told=union((*log.told, *told[tp])), origin=origins[tp]))
-                for tp, log in before.items()
-            }
-        )
+        for _ in range(_WRITES):
+            may_go_on()
+            facts = self._cluster.facts(self._group_id, list(told))
+            logs = {tp: (one.second, _with_told(one, told[tp])) for tp, one in facts.items()}
+            if all(_text(before) == _text(after) for before, after in logs.values()):
+                return
+            self.put(logs)
+        raise self._lost_writes("told as lost or forgiven")
 
     def renew(self, partitions: Sequence[TopicPartition]) -> None:
         """Commit what is there once more: the offsets of a group without members expire.
@@ -127,6 +125,12 @@ class SecondLog:
         """Disconnect; there is no group to leave."""
         self._client.close()
 
+    def _lost_writes(self, what: str) -> CommitRefusedError:
+        return CommitRefusedError(
+            f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_WRITES} writes to other runs: what was "
+            f"{what} stays owed; run its backfill again"
+        )
+
     def _write(self, logs: Mapping[TopicPartition, DoneLog]) -> None:
         offsets = [
             KafkaTopicPartition(tp.topic, tp.partition, second.watermark, second.encode())
@@ -138,6 +142,15 @@ class SecondLog:
                 self._client.commit(offsets=portion, asynchronous=False)
         except KafkaException as error:
             raise named(error, f"committing to {group}", self._kafka.bootstrap_servers) from error
+
+
+def _with_told(facts: PartitionFacts, told: tuple[Span, ...]) -> DoneLog:
+    """The second log as it must be when these are accounted for."""
+    log, owed = facts.second, intersection(facts.outstanding, told)
+    # Of what version 0.1.0 committed nobody knows where it began: nothing below is held against the table
+    origin = log.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
+    recorded = log.record(facts.owed, owed) if owed else log
+    return replace(recorded, told=union((*log.told, *told)), origin=origin)
 
 
 def _text(log: DoneLog) -> tuple[int, str]:
