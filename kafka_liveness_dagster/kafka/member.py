@@ -195,7 +195,7 @@ class Member(Rebalanced):
             return self._client.poll(seconds)
         finally:
             self._before_revoke, self._polling = None, False
-            self._served_at = time.monotonic()
+            self._end_of_poll()
             if self._to_leave is not None:
                 self.leave(release=self._to_leave)
 

@@ -47,13 +47,14 @@ class Rebalanced:
         self._incremental, self._log = incremental, log
         self._before_revoke: Finish | None = None
         self._handover_seconds, self._served_at = timeouts.handover_ms / 1000, time.monotonic()
-        self._revoking = False
+        self._revoking = self._called_back = False
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         raise NotImplementedError
 
     def _on_assign(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         """Caller: client.poll, under the lock. Affects: ``arrived``; nothing is planned before ``adopt``."""
+        self._called_back = True
         (client.incremental_assign if self._incremental else client.assign)(partitions)
         if partitions:
             client.pause(partitions)
@@ -62,6 +63,7 @@ class Rebalanced:
 
     def _on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         """Caller: client.poll or close, under the lock. Affects: ``owned``, and marks the first log."""
+        self._called_back = True
         gone = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         try:
             self._finish_what_can()
@@ -79,6 +81,12 @@ class Rebalanced:
             self._log.warning("%s", due)
         finally:
             self._revoking = False
+
+    def _end_of_poll(self) -> None:
+        """No rebalance began before a poll that found nothing to call back; one that did may have left the next one."""
+        if not self._called_back:
+            self._served_at = time.monotonic()
+        self._called_back = False
 
     def may_wait(self) -> None:
         """Whether the group grants more time to who is about to give partitions up.
