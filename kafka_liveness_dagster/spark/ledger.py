@@ -60,6 +60,7 @@ class TableLedger:
         self._seen: set[int | None] = set()
         self._last: int | None = None
         self._landed_since, self._look_at = False, 0.0
+        self._from: dict[tuple[OffsetRange, ...], int | None] = {}
         self._lacking: list[OffsetRange] = []
 
     @property
@@ -105,6 +106,7 @@ class TableLedger:
             self._look(session)
         else:
             self._see(snapshot_id)
+        self._from[tuple(ranges)] = snapshot_id
         wrote = {tp: Account(spans, *self._besides(tp)) for tp, spans in _by_partition(ranges).items()}
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode(self._with_known(), complete=self._says.complete)
@@ -116,7 +118,8 @@ class TableLedger:
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
         """These ranges are in the table now."""
         self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
-        self._landed_since = True
+        # Which says something of the snapshot it began with; one that was seen meanwhile may have it already
+        self._landed_since = self._landed_since or self._from.pop(tuple(ranges), self._last) == self._last
 
     def _with_known(self) -> Accounts:
         return {tp: self._says.of(tp) + self._known.get(tp, Account()) for tp in {*self._says.accounts, *self._known}}
