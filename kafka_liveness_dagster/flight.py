@@ -29,6 +29,10 @@ _LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
+def _now() -> float:
+    return time.monotonic()
+
+
 class Write(Protocol):
     """One batch's write in halves: ``iceberg.TableWrite`` and ``sink.SinkWrite``."""
 
@@ -48,7 +52,7 @@ class InFlight:
     batch: Batch
     job: SparkJob
     write: Write
-    began_at: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=_now)
     _rows: concurrent.futures.Future[int | None] = field(default_factory=concurrent.futures.Future)
 
     def begin(self) -> None:

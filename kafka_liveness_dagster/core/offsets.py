@@ -120,10 +120,11 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The same offsets as the fewest spans, in order; neighbours that touch become one."""
     merged: list[Span] = []
     for span in sorted(spans):
-        if span.end <= span.start:
+        start, end = span
+        if end <= start:
             continue
-        if merged and span.start <= merged[-1].end:
-            merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = Span(merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append(span)
     return tuple(merged)
