@@ -1,0 +1,235 @@
+"""What would the simulation see if the product's shell were wrong? Mistakes to be made on purpose.
+
+Most take out a mend: what stood there before, or what somebody may put there next. ``MISTAKES`` says in whose place it
+is put, which invariant breaks, in which histories it is looked for, and from which seed on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, union
+from kafka_liveness_dagster.core.timeouts import Timeouts
+from kafka_liveness_dagster.kafka import live
+from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
+from kafka_liveness_dagster.kafka.commits import Commits
+from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, is_held_up
+from kafka_liveness_dagster.kafka.live import LiveLane
+from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.proof import Proof
+from kafka_liveness_dagster.kafka.rebalance import Rebalanced
+from kafka_liveness_dagster.kafka.second_log import NotOwedError, SecondLog
+from kafka_liveness_dagster.kafka.watchdog import Watchdog
+from kafka_liveness_dagster.pipeline import Pipeline
+from tests.simulation.product import LOG
+from tests.simulation.scheduler import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Settings = dict[str, Any]
+ALL: Settings | None = None  # histories of all kinds; otherwise of those about rebalances, with these settings
+HANDOVERS: Settings = {}
+QUICK: Settings = {"slow_logs": 0.0, "slow_answers": 0.0, "failure_rate": 0.0, "spark_failure_rate": 0.0}
+TWO_LONG_BATCHES: Settings = {**QUICK, "slow_batches": 0.8, "in_flight": 2, "liveness": "poll", "max_poll_records": 8}
+SLOW_LOGS: Settings = {**QUICK, "slow_logs": 0.9, "slow_batches": 0.5, "in_flight": 2, "liveness": "poll"}
+_commit, _resume = Member.commit, live.resume
+
+
+def wait_for_ever(_member):
+    """A rebalance waits for open batches as long as they take."""
+
+
+def wait_from_the_last_poll(timeouts):
+    """The whole process timeout, though the group began to count before."""
+    return timeouts.process_ms
+
+
+def count_from_any_poll(member):
+    """A poll that found one callback may have left another, which is as old."""
+    member._served_at = clock.now
+
+
+def leave_at_once(member, *, release):
+    """Inside of a callback too."""
+    with member._lock:
+        if member._closed:
+            return
+        if release:
+            member._release(list(member.owned))
+        member._closed = True
+        member.owned.clear()
+        member.arrived.clear()
+        member._client.close()
+
+
+def leave_whoever_is_there(dog, reason, of=None):
+    """Not who was fenced: somebody else may be a member by now."""
+    with dog._raising:
+        if _nothing_to_fence(dog, reason, of):
+            return
+        dog._reason = reason
+    dog._news.set()
+    LOG.warning("fenced: %s", reason.value)
+    dog._cancel(dog._cancels)
+    dog._leave(reason)
+
+
+def leave_with_the_fence_held(dog, reason, of=None):
+    """The two locks are taken in both orders."""
+    with dog._raising:
+        if _nothing_to_fence(dog, reason, of):
+            return
+        dog._reason = reason
+        dog._news.set()
+        LOG.warning("fenced: %s", reason.value)
+        dog._cancel(dog._cancels)
+        dog._leave(reason)
+
+
+def _nothing_to_fence(dog, reason, of):
+    outdated = reason is FenceReason.POLL_TIMEOUT and not dog._timer.expired(int(clock.now * 1000))
+    return dog._reason is not None or outdated or (of is not None and of != dog._leave)
+
+
+def forget_what_was_cancelled(lane, batch):
+    """Who has rejoined meanwhile is not fenced: its cancelled batch looks like a failure of Spark's."""
+    lane._watchdog.check()
+
+
+def tell_once(log, told, may_go_on=lambda: None):
+    """Another run's write takes what was told with it."""
+    facts = log._cluster.facts(log._group_id, list(told))
+    log.put(
+        {
+            tp: (
+                f.second,
+                replace(f.second, told=union((*f.second.told, *told[tp])), origin=f.second.origin or f.origin),
+            )
+            for tp, f in facts.items()
+        }
+    )
+
+
+def record_what_was_lost(lane, expired, facts):
+    """Done first, and told as lost afterwards: whoever dies in between leaves it done in silence."""
+    lane._second.record(expired, lane._watchdog.check)
+    _lose(lane, expired, facts)
+
+
+_lose = CatchUpConsumer._lose
+
+
+def any_batch(consumer, batch):
+    """A batch of a former membership may be committed."""
+
+
+def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None):
+    """The broker accepts it: it fences members, not partitions."""
+    with member._lock:
+        was = {tp: o for tp, o in member.owned.items() if tp in done and o.arrival == arrivals.get(tp)}
+        while was and (error := member._commit_once({tp: (done[tp].end, member._mark(o)) for tp, o in was.items()})):
+            if not is_held_up(error):
+                raise CommitRefusedError(error.name())
+            waiting()
+            member.serve()
+        for tp, owned in was.items():
+            owned.committed = done[tp].end
+        return ()
+
+
+def know_an_ownership_by_its_partition(member, done, arrivals, waiting=lambda: None):
+    """A batch of a former ownership passes for one of this."""
+    now = {tp: member.owned[tp].arrival for tp in done if tp in member.owned}
+    mine = {tp: span for tp, span in done.items() if tp not in member.owned or member.owned[tp].committed == span.start}
+    return _commit(member, mine, now, waiting)
+
+
+def settle_with_an_old_look(member, settled):
+    """The partition went away and came back after it was looked at."""
+    _adopt(member, {tp: replace(o, arrival=member.arrived[tp]) for tp, o in settled.items() if tp in member.arrived})
+
+
+_adopt = Member.adopt
+
+
+def own_before_committing(member, settled):
+    """Records are planned before position and token are durable."""
+    with member._lock:
+        for tp, owned in settled.items():
+            if member.arrived.get(tp) == owned.arrival:
+                member.owned[tp] = owned
+                del member.arrived[tp]
+
+
+def commit_before_writing(pipeline, flight, lane, tally, log):
+    """Done before it is in the table."""
+    lane.commit(flight[0].batch)
+    one = flight[0]
+    one.finish() if pipeline.in_flight > 1 else one.run()
+    return flight.landed()
+
+
+def refuse_what_is_forgotten(log, asked, facts):
+    """A key counts as mistyped once neither log names all of it: both forget, the second by expiry."""
+    for tp, spans in asked.items():
+        known = (*facts[tp].owed, *facts[tp].second.done, Span(0, facts[tp].second.watermark))
+        if unknown := difference(spans, known):
+            raise NotOwedError(f"{OffsetRange(*tp, *unknown[0])}")
+
+
+def ask_the_table_first(cluster, group_id, partitions, witness):
+    """What is written and committed meanwhile looks missing."""
+    accounts = witness.accounts(partitions)
+    clock.point(1.0)
+    return {tp: replace(f, account=accounts[tp]) for tp, f in cluster.facts(group_id, partitions).items()}
+
+
+def learn_nothing(lane, settled):
+    """The table is not told where the life of the group began, nor what was lost."""
+
+
+def any_topic(*_):
+    """A topic made anew passes for the old one."""
+
+
+def any_facts(_proof, facts):
+    """The same, in the catch-up lane."""
+    return facts
+
+
+def believe_what_was_written(proof, left_out):
+    """Green without a look at the table."""
+
+
+Made = tuple[
+    Any, str, "Callable[..., Any]", str, "Settings | None", int
+]  # the last: from which seed on it is looked for
+MISTAKES: list[Made] = [
+    (Rebalanced, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 250),
+    (Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 250),
+    (Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 260),
+    (Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 110),
+    (Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 940),
+    (Pipeline, "_land", commit_before_writing, "in the table or owed", ALL, 0),
+    (SecondLog, "check_owed", refuse_what_is_forgotten, "", ALL, 0),
+    (CatchUpConsumer, "_lose", record_what_was_lost, "the second log covers nothing", ALL, 220),
+    (Commits, "_check_epoch", any_batch, "", HANDOVERS, 280),
+    (Member, "adopt", own_before_committing, "", ALL, 0),
+]
+NOT_FOUND_YET: list[Made] = [  # in some hundred histories
+    (Rebalanced, "_end_of_poll", count_from_any_poll, "gives up in time", TWO_LONG_BATCHES, 0),
+    (LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", HANDOVERS, 0),
+    (SecondLog, "tell", tell_once, "", ALL, 0),
+    (Member, "commit", commit_what_was_given_up, "", HANDOVERS, 0),
+    (Member, "commit", know_an_ownership_by_its_partition, "", HANDOVERS, 0),
+    (Member, "adopt", settle_with_an_old_look, "", HANDOVERS, 0),
+    (live, "witnessed", ask_the_table_first, "", ALL, 0),
+    (LiveLane, "_learn", learn_nothing, "", ALL, 0),
+    (LiveLane, "_identify", any_topic, "", ALL, 0),
+    (Proof, "_identified", any_facts, "", ALL, 0),
+    (Proof, "check", believe_what_was_written, "materialised only when done", ALL, 0),
+]

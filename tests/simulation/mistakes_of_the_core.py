@@ -1,0 +1,214 @@
+"""What would the simulation see if the core were wrong? Mistakes to be made on purpose; see ``mistakes``.
+
+Each is a function to be put in the place of a right one. ``OF_THE_CORE`` says whose place, and which invariant breaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core import commit_log, offsets
+from kafka_liveness_dagster.core import resume as resume_module
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from kafka_liveness_dagster.kafka import catch_up, live
+from kafka_liveness_dagster.spark import ledger as table_ledger
+from tests.simulation import events, oracle
+from tests.simulation.table import SimulatedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_resume, _union, _plan, _new_keys = resume_module.resume, offsets.union, live.plan, events.new_keys
+_record, _outstanding, _done = DoneLog.record, DoneLog.outstanding, DoneLog.decode
+_mark = LiveMark.decode
+_missing, _lineage = PartitionFacts.missing, table_ledger.lineage
+
+
+def jump_without_owing(tp, facts, policy, poison=()):
+    """What is skipped is forgotten."""
+    found = _resume(tp, facts, policy, poison)
+    return replace(found, owed=facts.second.outstanding(facts.mark.owed)) if found.skipped else found
+
+
+def jump_and_owe_only_the_last(tp, facts, policy, poison=()):
+    """What was owed before is forgotten."""
+    found = _resume(tp, facts, policy, poison)
+    return replace(found, owed=(found.skipped,)) if found.skipped else found
+
+
+def owe_without_jumping(tp, facts, policy, poison=()):
+    """Both lanes process the same."""
+    found = _resume(tp, facts, policy, poison)
+    return replace(found, position=facts.committed) if found.skipped else found
+
+
+def jump_behind_the_log_end(tp, facts, policy, poison=()):
+    """One offset is in neither lane."""
+    found = _resume(tp, facts, policy, poison)
+    return replace(found, position=found.position + 1) if found.skipped else found
+
+
+def resume_and_forget(tp, facts, policy, poison=()):
+    """Only a jump writes what is owed."""
+    found = _resume(tp, facts, policy, poison)
+    return found if found.skipped else replace(found, owed=())
+
+
+def pass_poison_without_owing(tp, facts, policy, poison=()):
+    """A quarantined offset is lost."""
+    found = _resume(tp, facts, policy, poison)
+    return replace(found, owed=_resume(tp, facts, policy).owed)
+
+
+def everything_fits(*_):
+    """The broker is asked to take any length."""
+    return True
+
+
+def pass_a_hole(log, owed, newly):
+    """The watermark is the end of what is done."""
+    return replace(log, watermark=_record(log, owed, newly).end, done=())
+
+
+def pass_the_batch(log, owed, newly):
+    """The watermark follows the batch, as an ordinary commit would."""
+    return replace(_record(log, owed, newly), watermark=max(log.watermark, newly[-1].end))
+
+
+def forget_the_last(log, owed):
+    """The highest range is not outstanding."""
+    return _outstanding(log, owed)[:-1]
+
+
+def close_the_range(log, owed):
+    """The watermark itself counts as done."""
+    return offsets.difference(owed, (Span(0, log.watermark + 1), *log.done))
+
+
+def read_too_wide(offset, metadata):
+    """Done ranges begin one offset early."""
+    log = _done(offset, metadata)
+    return replace(log, done=tuple(Span(span.start - 1, span.end) for span in log.done))
+
+
+def bridge_small_gaps(spans):
+    """Ranges that nearly touch grow together."""
+    merged = _union(spans)
+    gaps = [Span(a.end, b.start) for a, b in pairwise(merged) if b.start - a.end < 3]
+    return _union((*merged, *gaps))
+
+
+def released_owes_nothing(metadata):
+    """A handover loses the debt."""
+    mark = _mark(metadata)
+    return replace(mark, owed=()) if mark and mark.mark is Mark.RELEASED else mark
+
+
+def ignore_the_debt(first, _owed):
+    """Kafka's committed() instead of KIP-333's."""
+    return first
+
+
+def newest_first(pending, max_records, last, **_):
+    """A batch from the wrong end."""
+    ranges, last = _plan(pending, max_records, last)
+    ends = {tp: spans[-1].end for tp, spans in pending.items() if spans}
+    at = [(r.topic_partition, ends[r.topic_partition]) for r in ranges]
+    return tuple(OffsetRange(*tp, end - r.size, end) for r, (tp, end) in zip(ranges, at, strict=True)), last
+
+
+def mix_partitions_up(pending, max_records, last, **_):
+    """One partition's offsets under another one's name."""
+    ranges, last = _plan(pending, max_records, last)
+    return tuple(replace(r, partition=ranges[-1 - at].partition) for at, r in enumerate(ranges)), last
+
+
+def no_key_comes_twice(owed, existing, materialized):
+    """A range that is owed again after its partition was materialised gets no other."""
+    return [key for key in _new_keys(owed, existing, materialized) if "@" not in key]
+
+
+def add_rows(rows, twice, bits):
+    """An append."""
+    return rows | bits, twice | rows & bits
+
+
+def trust_strangers(facts, position):
+    """Only what our own commit vouches for is looked for in the table."""
+    return _missing(facts, position) if facts.vouched else ()
+
+
+def trust_our_commits(facts, position):
+    """What our own commit vouches for must be in the table still."""
+    return () if facts.vouched else _missing(facts, position)
+
+
+def believe_the_second_log(facts, asked):
+    """Done is what the second log says, whatever became of the table."""
+    return offsets.difference(facts.second.outstanding(offsets.intersection(asked, facts.owed)), facts.told)
+
+
+def keep_the_second_log(tp, facts, policy, poison=()):
+    """What it says of another life of the group is believed in this one."""
+    found = _resume(tp, facts, policy, poison)
+    return replace(found, second=replace(facts.second, origin=found.origin, told=found.second.told))
+
+
+def believe_any_sum(snapshots, current):
+    """Also what a writer summed up before the table was rolled back."""
+    found = _lineage(snapshots, current)
+    newest = next((one for one in found.path if snapshots[one].since is not None), None)
+    return found if newest is None else replace(found, summed_up=(*found.summed_up, newest))
+
+
+def always_complete(snapshots, current):
+    """What expired snapshots may have said is not in the table."""
+    return replace(_lineage(snapshots, current), complete=True)
+
+
+def tell_nothing(_facts):
+    """What was told as lost is owed again."""
+    return ()
+
+
+def any_topic(*_):
+    """A topic made anew passes for the old one."""
+
+
+Made = tuple[Any, str, "Callable[..., Any]", str]
+OF_THE_CORE: list[Made] = [
+    (live, "resume", jump_without_owing, "in the table or owed"),
+    (live, "resume", jump_and_owe_only_the_last, "in the table or owed"),
+    (live, "resume", owe_without_jumping, ""),
+    (live, "resume", jump_behind_the_log_end, ""),
+    (live, "resume", resume_and_forget, "in the table or owed"),
+    (resume_module, "fits", everything_fits, ""),
+    (DoneLog, "record", pass_a_hole, "the second log covers nothing"),
+    (DoneLog, "record", pass_the_batch, "the second log covers nothing"),
+    (DoneLog, "outstanding", forget_the_last, ""),
+    (DoneLog, "outstanding", close_the_range, ""),
+    (DoneLog, "decode", read_too_wide, ""),
+    (commit_log, "union", bridge_small_gaps, ""),
+    (LiveMark, "decode", released_owes_nothing, ""),
+    (oracle, "committed", ignore_the_debt, "committed"),
+    (live, "plan", newest_first, ""),
+    (live, "plan", mix_partitions_up, ""),
+    (catch_up, "plan", mix_partitions_up, ""),
+    (events, "new_keys", no_key_comes_twice, "everything up to the log end"),
+    (SimulatedTable, "replaced", add_rows, "rows once"),
+    (PartitionFacts, "missing", trust_strangers, "in silence"),
+    (PartitionFacts, "missing", trust_our_commits, "in silence"),
+    (PartitionFacts, "left_of", believe_the_second_log, ""),
+    (PartitionFacts, "told", tell_nothing, ""),
+    (resume_module, "check_identity", any_topic, ""),
+    (table_ledger, "lineage", believe_any_sum, "claims nothing"),
+    (table_ledger, "lineage", always_complete, ""),
+]
+NOT_FOUND_YET: list[Made] = [  # in some hundred histories
+    (live, "resume", pass_poison_without_owing, ""),
+    (live, "resume", keep_the_second_log, "the second log covers nothing"),
+]

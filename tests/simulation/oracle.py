@@ -1,0 +1,186 @@
+"""What must hold, whatever happens? An account of its own, kept in bits beside the core's algebra.
+
+What somebody else did is the enemy's: rows a table lost, debts a commit replaced. It may be missing, but never in
+silence: who resumes the partition next must owe it, or say by name why not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core import resume as resume_module
+from kafka_liveness_dagster.core.commit_log import ForeignCommitError, committed
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.ledger import Snapshot, lineage
+from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.core.resume import ResumePolicy
+from kafka_liveness_dagster.core.witnesses import DataExpiredError, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.second_log import NotOwedError
+from kafka_liveness_dagster.spark.errors import SparkFailedError
+from tests.simulation.partition import EVERYTHING
+from tests.simulation.scheduler import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.partition import SimulatedPartition
+    from tests.simulation.processes import RunWorker
+    from tests.simulation.world import Simulation
+
+INVARIANTS: dict[str, Callable[[SimulatedPartition], int]] = {
+    "the second log covers nothing that is not in the table": lambda p: p.done & ~(p.processed | p.enemy),
+    "every offset below the first log is in the table or owed": lambda p: p.gap & ~p.enemy,
+    "what is owed is below the first log": lambda p: p.owed & ~p.below_first,
+    "the table holds each offset's rows once": lambda p: p.twice,
+    "the first log never goes back behind an acknowledged commit": lambda p: p.went_back,
+    "only what expired is told as lost": lambda p: p.wrongly_told,
+    "nothing is committed for a topic made anew": lambda p: p.mistaken,
+}
+COMMITTED = "committed() never passes an unprocessed offset"
+SILENT = "nothing is missing in silence"
+CLAIMS = "the ledger claims nothing that is not in the table"
+INTRUDERS = "nothing is written of a topic made anew"
+PROVEN = "a range is materialised only when done"
+DISJOINT = "live ranges and owed ranges are disjoint"
+DURABLE = "a live lane begins where the first log says"
+GROWS = "the live lane's position goes back to its last commit at most"
+JUSTIFIED = "an error has its reason"
+NOTHING_RAISES = "nothing raises"
+_FRESH = ResumePolicy(on_missing_rows="owe", on_data_loss="skip")
+
+
+def check(world: Simulation) -> None:
+    """All invariants, where anything changed."""
+    if world.checked != world.table.version:
+        world.checked = world.table.version
+        check_table(world)
+    for p in world.partitions.values():
+        if p.changed:
+            p.changed = False
+            check_partition(world, p)
+            _check_live(world, p)
+
+
+def _check_live(world: Simulation, p: SimulatedPartition) -> None:
+    for run in world.runs:
+        lane = run.consumer._lane if run.consumer is not None else None
+        owned = lane.member.owned.get(p.tp) if lane is not None else None
+        if lane is None or owned is None or p.holder is not lane.member._client or world.is_anew:
+            continue
+        if p.bits(owned.committed, owned.position) & p.outstanding:
+            raise world.violation(DISJOINT, f"({p.tp}: {run.name} owns {owned})")
+        durable = p.below_first | p.lost  # what expired is passed before that is committed
+        if not p.erased and p.below(owned.committed) & ~durable:
+            raise world.violation(DURABLE, f"({p.tp}: {run.name} owns {owned})")
+        if not p.acknowledged <= owned.committed <= owned.position <= p.log_end:
+            raise world.violation(GROWS, f"({p.tp}: {run.name} owns {owned}, acknowledged {p.acknowledged})")
+
+
+def check_partition(world: Simulation, p: SimulatedPartition) -> None:
+    """The invariants of one partition, as the commits and the table are now."""
+    for name, broken in INVARIANTS.items():
+        if bits := broken(p):
+            raise world.violation(name, f"({p.tp}: {p.names(bits)})")
+    if p.foreign is not None or world.is_anew:
+        return
+    if p.outstanding and (bits := _below_committed(world, p) & ~(p.processed | p.enemy)):
+        raise world.violation(COMMITTED, f"({p.tp}: {p.names(bits)})")
+    if (gap := p.gap) and (bits := gap & ~found_by_the_next(world, p)):
+        if known := bits & knowable(world, p):
+            raise world.violation(SILENT, f"({p.tp}: {p.names(known)})")
+        p.forgiven |= bits
+
+
+def _below_committed(world: Simulation, p: SimulatedPartition) -> int:
+    """All offsets below KIP-333's committed(), as the core has it; asked once for each state of the witnesses."""
+    state = p.first, p.second, world.table.version
+    if p.below_committed[0] != state:
+        facts = p.facts(account=world.table.accounts()[p.tp])
+        p.below_committed = state, p.below(committed(facts.committed, facts.outstanding) or p.base)
+    return p.below_committed[1]
+
+
+def found_by_the_next(world: Simulation, p: SimulatedPartition) -> int:
+    """The offsets that who resumes the partition next will owe, process, or tell as lost; all where it refuses."""
+    try:
+        found = resume_module.resume(p.tp, p.facts(account=world.table.accounts()[p.tp]), _FRESH)
+    except KafkaLivenessError:
+        return EVERYTHING
+    return p.read((*found.owed, *found.lost, *found.second.told)) | ~p.below(found.position)
+
+
+def knowable(world: Simulation, p: SimulatedPartition) -> int:
+    """What of the group's life some witness knows of; nothing where the table's history was expired."""
+    account = world.table.accounts()[p.tp]
+    begun = [start for start in (p.begun, account.start) if start is not None]
+    return ~p.below(min(begun)) if begun and account.complete else 0
+
+
+def check_table(world: Simulation) -> None:
+    """Whether the table's ledger says the truth; it may say too little, which costs rework."""
+    if world.table.intruders:
+        raise world.violation(INTRUDERS)
+    if world.is_anew:
+        return
+    for tp, account in world.table.accounts().items():
+        p = world.partitions[tp]
+        if bits := p.read(account.done) & ~(p.rows | p.forgiven) | p.read(account.told) & ~p.lost:
+            if not _is_accepted(world):
+                raise world.violation(CLAIMS, f"({tp}: {p.names(bits)})")
+            world.note("claimed what was rolled away and expired", tp, p.names(bits))
+            p.forgiven |= bits  # DESIGN.md tells of it
+
+
+def _is_accepted(world: Simulation) -> bool:
+    """Whether the table was rolled back under a writer, and what was rolled away expired before anyone looked."""
+    table = world.table
+    snapshots = {
+        one.snapshot_id: Snapshot(one.snapshot_id, one.parent, since=int(since) if (since := one.row[4]) else None)
+        for one in table.snapshots.values()
+    }
+    sums = [(one, snapshots[one].since) for one in lineage(snapshots, table.current_id).summed_up]
+    return any(
+        since is not None and since not in {*table.snapshots, *table.dropped, *table.ever_before(one)}
+        for one, since in sums
+    )
+
+
+def after_an_enemy(world: Simulation) -> None:
+    """What is missing now is the enemy's. What no witness can know any more, nobody can be asked for."""
+    if world.is_anew:
+        return
+    for p in world.partitions.values():
+        account = world.table.accounts()[p.tp]
+        begun = [start for start in (p.begun, account.start) if start is not None]
+        p.unborn = p.unborn or not begun
+        p.forgiven |= p.below(min(begun) if begun else max(p.log_end, p.first[0] if p.first else 0)) & ~p.outstanding
+        p.enemy |= p.gap | p.done & ~p.processed
+        p.changed = True
+
+
+def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker) -> None:
+    """Nobody stops without a reason."""
+    expired = lambda: any(p.log_start > p.base for p in world.partitions.values())  # noqa: E731
+    reasons: dict[type, Callable[[], bool]] = {
+        ForeignCommitError: lambda: any(
+            p.foreign or p.foreign_until >= process.began_at for p in world.partitions.values()
+        ),
+        TopicRecreatedError: lambda: world.is_anew,
+        DataExpiredError: expired,
+        SparkFailedError: lambda: process.spark_failed,
+        RowsMissingError: lambda: world.table.losses > process.losses_before or _lacks(world),
+        NotOwedError: lambda: world.set_back or world.is_anew,
+        FencedError: lambda: isinstance(error, FencedError) and not error.reason.may_rejoin,
+        BrokerUnreachableError: lambda: world.scenario.failure_rate > 0,
+        CommitRefusedError: lambda: "other runs" in str(error) or world.scenario.failure_rate > 0,
+        PoisonedOffsetError: lambda: bool(world.poison) or process.was_slow or process.held_up_at > 0,
+        PausedPartitionError: lambda: any(p.was_paused for p in world.partitions.values()),
+    }
+    if not (reason := reasons.get(type(error))) or not reason():
+        clock.fail(world.violation(JUSTIFIED, repr(error), error))
+
+
+def _lacks(world: Simulation) -> bool:
+    return any(p.below_first & ~(p.rows | p.lost | p.outstanding | p.waived) for p in world.partitions.values())

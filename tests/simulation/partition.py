@@ -1,0 +1,240 @@
+"""One log, its commits in both groups, and what an oracle of its own knows of them.
+
+A set of offsets is an integer, bit 0 being the first log start, and commit metadata is read here by other code than
+the core's: an invariant is one line of set algebra, and no mistake in ``core.offsets`` can hide from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.commit_log import DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from tests.simulation.scheduler import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kafka_liveness_dagster.core.accounts import Account
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+
+FirstLog = tuple[int | None, LiveMark | None]  # as the core reads it
+EVERYTHING = -1
+_OWED = 3  # which word of "kl1 running 0badcafe 70-120" holds the owed ranges
+
+
+@dataclass
+class SimulatedPartition:
+    """A log, its commits in both groups, and what the table holds of it.
+
+    Attributes:
+        base: the offset of bit 0; ``topic_id``: the topic's now, ``born``: that of the life the oracle judges.
+        first, second: the commits as written; ``first_log``, ``second_log``: as the core reads them.
+        foreign: what the core says of a first log that is another program's.
+        holder: the member that has it, by the coordinator; ``adopted_by``: who committed where it goes on.
+        acknowledged: the last first-log commit whose author knows of it.
+        erased: the first log was taken away under its holder, who has not committed since.
+        rows: offsets in the table; ``twice``: those in it more than once.
+        owed, done: what the commits say.
+        waived: what nobody asked to process; ``forgiven``: what is missing and no witness can know of; ``lost``: what
+            was told as lost; ``enemy``: what somebody else made go missing.
+        unborn: no witness knows of a life of the group.
+        went_back: offsets below an acknowledged commit that a later commit was below.
+        wrongly_told: offsets told as lost that have not expired; ``mistaken``: a commit that does not
+            say, of a topic made anew, that it is of the old one.
+        changed: since the invariants were checked.
+    """
+
+    tp: TopicPartition
+    log_start: int
+    log_end: int
+    topic_id: str = "T1"
+    base: int = 0
+    born: str = "T1"
+    first: tuple[int, str] | None = None
+    second: tuple[int, str] | None = None
+    first_log: FirstLog = (None, None)
+    second_log: DoneLog = field(default_factory=DoneLog)
+    foreign: ForeignCommitError | None = None
+    holder: Any = None
+    adopted_by: Any = None
+    acknowledged: int = 0
+    erased: bool = False
+    rows: int = 0
+    twice: int = 0
+    owed: int = 0
+    done: int = 0
+    waived: int = 0
+    forgiven: int = 0
+    lost: int = 0
+    enemy: int = 0
+    unborn: bool = True
+    was_paused: bool = False
+    foreign_until: float = 0.0
+    below_first: int = 0
+    below_committed: tuple[Any, int] = (None, 0)
+    went_back: int = 0
+    wrongly_told: int = 0
+    mistaken: int = 0
+    changed: bool = True
+
+    def __post_init__(self) -> None:
+        self.base = self.log_start
+
+    def below(self, offset: int) -> int:
+        """All offsets below this one."""
+        return (1 << (offset - self.base)) - 1 if offset > self.base else 0
+
+    def bits(self, start: int, end: int) -> int:
+        """The offsets ``[start, end)``."""
+        return self.below(end) & ~self.below(start)
+
+    def read(self, spans: Iterable[tuple[int, int]]) -> int:
+        """The offsets of these spans."""
+        found = 0
+        for start, end in spans:
+            found |= self.bits(start, end)
+        return found
+
+    @property
+    def outstanding(self) -> int:
+        """What is owed and not done."""
+        return self.owed & ~self.done
+
+    @property
+    def processed(self) -> int:
+        """What is in the table, what nobody asked for, and what was told as lost."""
+        return self.rows | self.waived | self.forgiven | self.lost
+
+    @property
+    def gap(self) -> int:
+        """What lies below the first log and is neither in the table nor owed."""
+        return self.below_first & ~(self.processed | self.outstanding)
+
+    def facts(self, first: FirstLog | None = None, account: Account | None = None) -> PartitionFacts:
+        """What a process reads: a look at the first log, perhaps an old one, and the rest as it is now."""
+        if self.foreign is not None:
+            raise self.foreign
+        offset, mark = first or self.first_log
+        return PartitionFacts(offset, mark, self.log_start, self.log_end, self.second_log, account, self.topic_id, ())
+
+    def begin_life(self, start: int) -> None:
+        """A member goes on here: it answers for all from here on, and for what was its group's before."""
+        self.waived = self.below(start) & (EVERYTHING if self.unborn else self.waived)
+        self.forgiven &= self.below(start)
+        self.unborn = False
+
+    def hold(self, client: object) -> None:
+        """The coordinator gives it to a member."""
+        self.holder, self.adopted_by = client, None
+
+    def adopt(self, client: object, offset: int, account: Account) -> None:
+        """Before a member's commit: the first one since the partition became its own says where it goes on."""
+        if self.adopted_by is client or self.holder is not client:
+            return
+        self.adopted_by = client
+        self.begin_life(offset if self.first is None else self.first[0])
+        if offset < self.acknowledged and (self.enemy or not account.complete):
+            self.acknowledged = offset  # what is missing does not fit: in order from there
+
+    def commit_first(self, offset: int, metadata: str) -> None:
+        """A member writes the first log."""
+        self.went_back |= 0 if self.erased else self.bits(offset, self.acknowledged)
+        if self.topic_id != self.born and f" {self.born}@" not in metadata:
+            self.mistaken |= 1
+        self.erased = False
+        self.put_first((offset, metadata))
+        if self.foreign is not None:
+            raise RuntimeError(f"{metadata} is our own: {self.foreign!r}")
+
+    def put_first(self, commit: tuple[int, str] | None) -> None:
+        """The first log is as somebody wrote it, or is gone."""
+        offset, metadata = commit or (None, "")
+        self.foreign_until = clock.now if self.foreign is not None else self.foreign_until
+        self.was_paused = self.was_paused or " paused " in metadata
+        self.first, self.foreign = commit, None
+        try:
+            self.first_log = offset, LiveMark.decode(metadata)
+        except ForeignCommitError as error:
+            self.first_log, self.foreign = (offset, None), error
+        self.owed = 0 if self.foreign else self._read(_owed(metadata))
+        self.below_first, self.changed = self.below(offset or 0), True
+
+    def commit_second(self, offset: int, metadata: str) -> None:
+        """Write the second log: anybody may, the last one wins."""
+        if self.topic_id != self.born and f" {self.topic_id}@" in metadata:
+            self.mistaken |= 1
+        self.second, self.second_log = (offset, metadata), DoneLog.decode(offset, metadata)
+        done, told = _done(metadata)
+        self.done = self.below(offset) | self._read(done)
+        self.lose(self._read(told))
+        self.changed = True
+
+    def expire_second(self) -> None:
+        """The broker's offsets retention: nobody committed to the second log for a week; or somebody deleted it."""
+        self.second, self.second_log, self.done, self.changed = None, DoneLog(), 0, True
+
+    def lose(self, bits: int) -> None:
+        """These offsets are told as lost, which only those may be that the broker has deleted."""
+        new = bits & ~self.lost
+        self.wrongly_told |= new & ~self.below(self.log_start)
+        self.lost |= bits
+
+    @property
+    def begun(self) -> int | None:
+        """Where the group's life began, by what the commits say."""
+        told = [int(text.partition("@")[2]) for text in (_origin(self.first, 3), _origin(self.second, 2)) if text]
+        return min(told, default=None)
+
+    def unpause(self) -> None:
+        """An operator lets both lanes go on."""
+        if self.first is not None:
+            self.put_first((self.first[0], self.first[1].replace(" paused ", " released ")))
+
+    @property
+    def named(self) -> bool:
+        """Whether a commit says which topic it is of."""
+        return any(text and text[0] != "@" for text in (_origin(self.first, 3), _origin(self.second, 2)))
+
+    def spans(self, bits: int) -> list[Span]:
+        """The offsets as spans."""
+        spans: list[Span] = []
+        for offset in (self.base + n for n in range(bits.bit_length()) if bits >> n & 1):
+            if spans and spans[-1].end == offset:
+                spans[-1] = Span(spans[-1].start, offset + 1)
+            else:
+                spans.append(Span(offset, offset + 1))
+        return spans
+
+    def names(self, bits: int) -> str:
+        """Offsets to be read, like ``70-120,140-190``."""
+        return ",".join(map(str, self.spans(bits)))
+
+    def _read(self, spans: str) -> int:
+        found = 0
+        for span in spans.split(",") if spans else ():
+            start, _, end = span.partition("-")
+            found |= self.bits(int(start), int(end))
+        return found
+
+
+def _owed(metadata: str) -> str:
+    words = metadata.split(" ")
+    place = _OWED + (words[0] == "kl2")
+    return words[place] if len(words) > place and words[place] != "again" else ""
+
+
+def _done(metadata: str) -> tuple[str, str]:
+    """What a second log says is done, and was told as lost."""
+    words = metadata.split(" ")
+    rest = words[3 if words[0] == "kl2" else 2 :]
+    pairs = dict(pairwise(rest))
+    return rest[0] if rest and rest[0][0].isdigit() else "", pairs.get("told", "")
+
+
+def _origin(commit: tuple[int, str] | None, place: int) -> str:
+    words = commit[1].split(" ") if commit else []
+    return words[place] if len(words) > place and words[0] == "kl2" and "@" in words[place] else ""

@@ -1,0 +1,216 @@
+"""What does a run worker do? What ``lanes`` has it do, with the product's own consumers, pipeline and ledger."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
+from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
+from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.lanes import _until_idle
+from kafka_liveness_dagster.partitions import range_of
+from kafka_liveness_dagster.pipeline import Pipeline
+from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.waiting import Waiting
+from tests.simulation import oracle
+from tests.simulation.broker import TOPIC
+from tests.simulation.product import LOG
+from tests.simulation.scheduler import Killed, Process, clock
+from tests.simulation.spark import SeenTable, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from tests.simulation.client import MemberClient
+    from tests.simulation.world import Simulation
+
+GROUP = "orders-etl"
+RUN_ID = "0badcafe"
+IDLE_SECONDS = 1.5
+KAFKA = KafkaSettings("127.0.0.1:9092")
+_STARTER = 7
+
+
+class RunWorker(Process):
+    """A process that works for one Dagster run.
+
+    Attributes:
+        clients: its members of the group.
+        losses_before: how often the table had lost rows when it began.
+        topic_id: what the broker last told it.
+        parent: whose child it is by now.
+        run_state: what Dagster says of its run.
+        too_slow: its next batch takes longer than it may; ``was_slow``: one did.
+        held_up_at: when something else last made it wait.
+    """
+
+    def __init__(self, world: Simulation, kind: str) -> None:
+        super().__init__(world.name(kind))
+        self.world = world
+        self.clients: list[MemberClient] = []
+        self.losses_before, self.topic_id = world.table.losses, ""
+        self.parent, self.run_state = _STARTER, RunState.IN_PROGRESS
+        self.too_slow = self.spark_failed = self.freezes = False
+        self.policy = world.policy
+        self.held_up_at, self.began_at, self.was_slow = -1_000.0, clock.now, False
+        clock.spawn(self, self._live)
+
+    def died(self) -> None:
+        """Its clients send no heartbeats any more."""
+        self.world.bury(self)
+        for client in self.clients:
+            self.world.broker.group.silent(client)
+
+    def was_well(self, seconds: float) -> bool:
+        """Whether nothing held it up for so long: no SIGSTOP, no slow answer, no other writer."""
+        quick = self.world.scenario.slow_answers == self.world.scenario.failure_rate == 0.0
+        return quick and not self.stopped and clock.now - self.held_up_at > 2 * seconds
+
+    def seconds_of(self, ranges: Sequence[OffsetRange]) -> float:
+        """How long Spark takes for these."""
+        world, limit = self.world, self.world.scenario.process_ms / 1000
+        poisoned = any(p.overlaps(r) for r in ranges for p in world.poison)
+        if poisoned or self.too_slow:
+            self.too_slow, self.was_slow = False, True
+            seconds = limit * (1.1 + 0.5 * world.rng.random())
+            self.held_up_at = clock.now + seconds
+            return seconds
+        if world.calm:
+            return 0.1
+        if world.chance(world.scenario.slow_batches):
+            return limit * (0.3 + 0.65 * world.rng.random())
+        return 0.05 + world.rng.random() ** 3
+
+    def blow(self) -> None:
+        """Its fuse has burnt down: it is killed, or stopped for a while."""
+        if not self.freezes:
+            self.world.kill(self)
+            return
+        self.freezes = False
+        self.world.stop(self)
+        clock.call(2 * self.world.rng.random() * self.world.scenario.process_ms / 1000, lambda: self.world.wake(self))
+
+    def state(self) -> RunState:
+        """Dagster is asked."""
+        clock.point(0.2)
+        return self.run_state
+
+    def work(self) -> None:
+        """The op."""
+        raise NotImplementedError
+
+    def _live(self) -> None:
+        try:
+            self.work()
+            self.world.note("ended", self.name)
+        except KafkaLivenessError as error:
+            oracle.check_error(self.world, error, self)
+            self.world.note(type(error).__name__, self.name, str(error)[:150])
+        except Killed:
+            raise
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            clock.fail(self.world.violation(oracle.NOTHING_RAISES, repr(error), error))
+        clock.kill(self)
+        raise Killed
+
+    def _link(self) -> RunLink:
+        return RunLink(RUN_ID, self.name, self.state, log=LOG, tell=lambda _why: clock.point(0.2))
+
+    def _pipeline(self) -> tuple[Pipeline, TableLedger]:
+        world, session, seen = self.world, Session(self), SeenTable()
+        ledger = TableLedger(seen, lambda: session)  # type: ignore[arg-type, return-value]
+        s = world.scenario
+        spark: Any = SimpleNamespace(session=lambda: session)
+        kafka: Any = SimpleNamespace(settings=lambda: KAFKA)
+        most = world.max_poll_records
+        pipeline = Pipeline(
+            kafka,
+            spark,
+            _same,
+            seen.name,
+            None,
+            most,
+            s.auto and not world.calm,
+            s.liveness,
+            s.on_poison,
+            s.in_flight,
+            ledger,
+        )
+        return pipeline, ledger
+
+    def _timeouts(self) -> Timeouts:
+        s = self.world.scenario
+        protocol = "consumer" if s.protocol == "consumer" else "classic"
+        return Timeouts(s.session_ms, s.heartbeat_ms, s.process_ms, Budget(s.process_ms / 1000, "argument"), protocol)  # type: ignore[arg-type]
+
+
+def _same(frame: Any) -> Any:
+    return frame
+
+
+class LiveRun(RunWorker):
+    """A run of the live lane."""
+
+    consumer: LivenessConsumer | None = None
+
+    def work(self) -> None:
+        """As ``lanes.run_live``."""
+        pipeline, ledger = self._pipeline()
+        live = LiveSettings(
+            (TOPIC,),
+            GROUP,
+            self.world.max_poll_records,
+            self.policy,
+            serves_while_busy=pipeline.liveness == "progress",
+            witness=ledger,
+            renew_seconds=5.0,
+        )
+        run = SimpleNamespace(run_id=RUN_ID)
+        context: Any = SimpleNamespace(log=LOG, instance=None, run=run)
+        with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
+            self.consumer = consumer
+            next_batch = _until_idle(consumer, IDLE_SECONDS, Waiting(consumer, context))
+            pipeline.run(consumer, next_batch, LOG, self._quarantined)
+
+    def _quarantined(self, poison: OffsetRange, _why: str) -> None:
+        self.world.note("passed a poisoned offset", self.name, poison)
+
+
+class CatchUpRun(RunWorker):
+    """A run of the catch-up lane over some partition keys."""
+
+    def __init__(self, world: Simulation, kind: str, keys: list[str]) -> None:
+        super().__init__(world, kind)
+        self.keys = keys
+        world.note("backfill", self.name, *keys)
+
+    def work(self) -> None:
+        """As ``lanes.run_catch_up``."""
+        pipeline, ledger = self._pipeline()
+        timeouts = self._timeouts()
+        with CatchUpConsumer(
+            KAFKA,
+            GROUP,
+            [range_of(key) for key in self.keys],
+            max_poll_records=self.world.max_poll_records,
+            budget=timeouts.budget,
+            link=self._link(),
+            on_data_loss=self.policy.on_data_loss,
+            witness=ledger,
+        ) as lane:
+            lane.outstanding_ranges()
+            pipeline.run(lane, lane.poll, LOG, self._left_out)  # type: ignore[arg-type]
+            left_out = lane.quarantined
+        if left_out:
+            raise PoisonedOffsetError(left_out, timeouts.budget.seconds, "they stay missing")
+        self.world.materialize(self.keys)
+
+    def _left_out(self, poison: OffsetRange, _why: str) -> None:
+        self.world.note("left out a poisoned offset", self.name, poison)

@@ -1,0 +1,118 @@
+"""What of the product meets a simulated thing instead of the real one? Its clients, Spark, threads and the clock.
+
+Everything else is the product's own code, as it is installed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures._base as futures
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from greenlet import getcurrent
+
+from kafka_liveness_dagster import flight, pipeline, waiting
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.kafka import admin, consumer, link, live, member, rebalance, second_log, watchdog
+from kafka_liveness_dagster.kafka.errors import Heard
+from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
+from tests.simulation import spark
+from tests.simulation.broker import Admin, Committer
+from tests.simulation.client import MemberClient
+from tests.simulation.scheduler import Killed, clock
+from tests.simulation.threads import threading, time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOOK_SECONDS = 0.5
+_ADMIN = Admin()
+_SLOW_LOG_SECONDS = 4.0
+
+
+def _made(_kind: object, config: dict[str, Any]) -> Any:
+    group_id = config["group.id"]
+    return Committer(group_id) if group_id.endswith(CATCH_UP_SUFFIX) else MemberClient(config)
+
+
+class Log:
+    """Of a run, or of a module: told to the history. Its handlers may be slow."""
+
+    def debug(self, *_: object, **__: object) -> None:
+        """Nobody reads that."""
+
+    def info(self, text: str, *told: object) -> None:
+        """Tell."""
+        me: Any = getcurrent()
+        if me.process.dead:
+            raise Killed
+        me.process.world.told(me.process, text, told)
+
+    def warning(self, text: str, *told: object) -> None:
+        """Tell, slowly at times."""
+        self.info(text, *told)
+        me: Any = getcurrent()
+        if me.process.world.chance(me.process.world.scenario.slow_logs):
+            seconds = _SLOW_LOG_SECONDS * clock.rng.random()
+            me.process.held_up_at = clock.now + seconds
+            clock.block(seconds)
+
+    error = exception = warning
+
+    def log(self, _level: int, text: str, *told: object) -> None:
+        """Tell."""
+        self.warning(text, *told)
+
+
+def _getppid() -> int:
+    me: Any = getcurrent()
+    return int(me.process.parent)
+
+
+LOG: Any = Log()
+_OS = SimpleNamespace(getppid=_getppid)
+_MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
+_FITS = SimpleNamespace(lacking=(), new=())
+_SEAMS: list[tuple[Any, str, Any]] = [
+    *((module, "time", time) for module in (admin, consumer, flight, iceberg, job, ledger, link, live)),
+    *((module, "time", time) for module in (member, pipeline, rebalance, waiting)),
+    *((module, "threading", threading) for module in (flight, futures, job, member, watchdog)),
+    *((module, "made", _made) for module in (member, second_log)),
+    (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
+    (admin, "reader", lambda group_id, _settings: Committer(group_id)),
+    (consumer, "SERVE_SECONDS", 0.5),
+    (consumer, "_LOG_END_SECONDS", 0.5),
+    (consumer.LivenessConsumer._serve, "__defaults__", (0.5,)),
+    (flight, "_log", LOG),
+    (flight, "_LOOK_SECONDS", 0.3),
+    (watchdog, "LOOK_SECONDS", LOOK_SECONDS),
+    (watchdog, "RUN_STATE_SECONDS", 1.5),
+    (watchdog, "log", LOG),
+    (watchdog, "os", _OS),
+    (watchdog, "multiprocessing", _MULTIPROCESSING),
+    (waiting, "tell", lambda *_: clock.point(0.1)),
+    (live, "_FORGET_SECONDS", 3.0),
+    (iceberg, "check_rows", lambda *_: None),
+    (iceberg, "fit", lambda *_: _FITS),
+    (iceberg, "inside", lambda frame, _ranges: frame),
+    (iceberg, "schema", SimpleNamespace(widened=lambda frame, _lacking: frame)),
+    (iceberg, "_counted", lambda frame: (frame, frame)),
+    (iceberg, "_overwrite", spark.overwrite),
+    (iceberg, "_landed", lambda frame: sum(r.size for r in frame.ranges)),
+    (table, "IcebergTable", spark.SeenTable),
+    (transformed, "Transformed", spark.Frame),
+]
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """The product with its seams as they are here; once for many histories, for it costs as much as one."""
+    was = [(where, name, getattr(where, name)) for where, name, _ in _SEAMS]
+    for where, name, what in _SEAMS:
+        setattr(where, name, what)
+    try:
+        yield
+    finally:
+        for where, name, what in was:
+            setattr(where, name, what)
