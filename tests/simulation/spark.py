@@ -12,6 +12,7 @@ from greenlet import getcurrent
 from pyspark.errors import PySparkException
 
 from tests.simulation.scheduler import Killed, clock
+from tests.simulation.table import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ class SparkError(PySparkException):
 
 class Session:
     """A Spark Connect session of one process."""
+
+    client = SimpleNamespace(_builder=Line())
 
     def __init__(self, process: Any) -> None:
         self._process, self._table = process, process.world.table

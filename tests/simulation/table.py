@@ -7,8 +7,10 @@ asks this table as if it were a catalog's.
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from tests.simulation.scheduler import clock
@@ -59,6 +61,22 @@ class Write:
     waiting: Any = None
 
 
+class Line:
+    """A connection that never falls silent, and is never given up."""
+
+    is_cut = False
+
+    def check(self) -> None:
+        """Pass."""
+
+    def cut(self, _what: str) -> None:
+        """Nobody waits for it in vain."""
+
+    def within(self, *_: object) -> Any:
+        """As long as it takes."""
+        return nullcontext()
+
+
 @dataclass
 class SimulatedTable:
     """Iceberg's ``overwrite(ranges)``, serializable, validated from the snapshot at the beginning of the write.
@@ -83,6 +101,7 @@ class SimulatedTable:
     losses: int = 0
     lost_at: float = 0.0
     version: int = 0
+    client: ClassVar = SimpleNamespace(_builder=Line())
     _named: int = 0
     _read: tuple[int, dict[TopicPartition, Account]] = (-1, {})
 
