@@ -25,6 +25,7 @@ SESSION, HEARTBEAT = 1.5, 0.5  # seconds, the least the broker takes
 class Job(nullcontext):
     """Work that nobody has to cancel."""
 
+    is_given_up = False
     tag = "job"
 
     def cancel(self, timeout_seconds=2.0):
