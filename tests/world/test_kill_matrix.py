@@ -21,6 +21,13 @@ from tests.world.left_behind import await_end
 
 READING, COMMITTING = "Spark reads", "Spark commits"
 LIVE, IN_ORDER, CATCH_UP = "live", "live in order", "catch-up"
+DAGSTER = """\
+telemetry:
+  enabled: false
+compute_logs:  # two runs of one process would wait for each other's `tail`, for a minute
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
+"""
 
 
 class Conditions(NamedTuple):
@@ -36,7 +43,7 @@ class Conditions(NamedTuple):
 def instance(tmp_path_factory):
     """Dagster's records in a folder that the worker processes share."""
     home = tmp_path_factory.mktemp("dagster")
-    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    (home / "dagster.yaml").write_text(DAGSTER)
     with dg.DagsterInstance.from_config(str(home)) as found:
         yield found
 
