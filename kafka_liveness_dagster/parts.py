@@ -50,18 +50,20 @@ class KafkaAsset(KafkaAssetSettings):
 
     def _take_group(self) -> None:
         """A group's commits are one asset's: two would share its partitions, and each would have half of the rows."""
-        at = self.kafka_resource_key, self.group_id
-        if (owner := _owners.get(at)) is not None and owner.name != self.name:
-            del owner
+        if self._rival() is not None:
             gc.collect()  # one that was declared before the code was loaded again may only seem to be there
-        owner = _owners.setdefault(at, self)
-        if owner.name != self.name:
+        if (owner := self._rival()) is not None:
             raise InvalidSettingError(
                 f"group_id of asset {self.name} is {self.group_id!r}, which asset {owner.name} has too: "
                 f"{self.target} and {owner.target} would get the records of half of the partitions each. Give each "
                 "asset a group of its own; more runs of one asset are max_live_runs"
             )
-        _owners[at] = self
+        _owners[self.kafka_resource_key, self.group_id] = self
+
+    def _rival(self) -> "KafkaAsset | None":
+        """Another asset that took the group."""
+        owner = _owners.get((self.kafka_resource_key, self.group_id))
+        return None if owner is None or owner.name == self.name else owner
 
     @cached_property
     def live(self) -> dg.AssetsDefinition:
