@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Message, Producer
+
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.topics import EMBEDDED_PARTITIONS, create_missing
 
 TOPIC = "orders"
-PARTITIONS = 4
+PARTITIONS = EMBEDDED_PARTITIONS
 _PAUSE_SECONDS = 0.05
 _GOODS = ("tea", "coffee", "cocoa", "mate")
 
@@ -47,14 +49,9 @@ class OrdersFeed:
         self._made = self._burst = 0
         self._thread = threading.Thread(target=self._produce, name="orders-feed", daemon=True)
 
-    def create_topic(self, partitions: int = PARTITIONS) -> None:
+    def create_topic(self) -> None:
         """Make the topic unless it exists."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        try:
-            admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
+        create_missing(KafkaSettings(self.bootstrap_servers), [self.topic], lambda _: None)
 
     def start(self) -> None:
         """Begin to produce."""

@@ -24,7 +24,7 @@ from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.second_log import by_partition
 from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import CAUSE_TAG
-from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.session import connect, end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -244,7 +244,7 @@ class _Story:
         try:
             return Audit(cluster, orders.group_id, lambda: session).certificate()
         finally:
-            session.stop()
+            end(session)
 
     def _facts(self) -> dict[TopicPartition, PartitionFacts]:
         cluster = Cluster(KafkaSettings(self.services.bootstrap_servers))
