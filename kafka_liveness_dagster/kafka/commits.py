@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
 from kafka_liveness_dagster.kafka.view import TwoLanes
 
 if TYPE_CHECKING:
@@ -74,11 +74,16 @@ class Commits(TwoLanes):
     def _with_group(self, commit: Callable[[LiveLane], None]) -> None:
         lane = self._lane
         assert lane is not None  # noqa: S101 - it has a position
+        unreachable = False
         try:
             commit(lane)
+        except BrokerUnreachableError:
+            unreachable = True  # to wait for it once more, as a new member, would take as long again
+            raise
         finally:
-            self._fence_if_ended(lane)
-            self._watchdog.check()  # says more than the broker's refusal
+            if not unreachable:
+                self._fence_if_ended(lane)
+                self._watchdog.check()  # says more than the broker's refusal
 
     def _fence_if_ended(self, lane: LiveLane) -> bool:
         if lane.member.ended is not None:

@@ -12,21 +12,21 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka import Consumer, KafkaError
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.clients import made
+from kafka_liveness_dagster.kafka.committing import Committing
 from kafka_liveness_dagster.kafka.errors import (
+    BrokerUnreachableError,
     CommitRefusedError,
     is_held_up,
     is_no_longer_a_member,
     is_passing,
     named,
 )
-from kafka_liveness_dagster.kafka.portions import portions
 from kafka_liveness_dagster.kafka.rebalance import Rebalanced
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Member(Rebalanced):
         config = settings.member(live, link.client_id, timeouts)
         strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
         super().__init__(timeouts, incremental="cooperative" in str(strategy), log=link.log)
-        self._settings, self._group_id, self._run = settings, live.group_id, link.mark
+        self._servers, self._group_id, self._run = settings.bootstrap_servers, live.group_id, link.mark
         self.sure_seconds = timeouts.session_ms / 2000
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._lock = threading.RLock()
@@ -63,6 +63,7 @@ class Member(Rebalanced):
         self._to_leave: bool | None = None  # with this release, once no callback is on the stack
         self._static = live.group_instance_id is not None
         self._client = made(Consumer, config)
+        self._committing = Committing(self._client, self._group_id, self._servers, self._patience_seconds)
         self._client.subscribe(
             list(live.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -84,11 +85,10 @@ class Member(Rebalanced):
                 self.may_wait()
                 time.sleep(_AGAIN_SECONDS)
                 return
-            message = self._poll(seconds, before_revoke)
-            error = message.error() if message is not None else None
+            error = message.error() if (message := self._poll(seconds, before_revoke)) is not None else None
             if error is None or self._has_ended(error) or is_passing(error):
                 return
-            raise named(error, f"consuming as a member of {self._group_id}", self._settings.bootstrap_servers)
+            raise named(error, f"consuming as a member of {self._group_id}", self._servers)
 
     def serve_if_idle(self) -> None:
         """The same without waiting, neither for news nor for the thread that uses the client now."""
@@ -176,7 +176,7 @@ class Member(Rebalanced):
 
         Inside of a callback it waits for the poll's end: there ``close()`` never returns, or raises SystemError.
         """
-        with self._lock:
+        with self._committing.hurried(self._lock):
             if self._polling:
                 self._to_leave = release
                 return
@@ -184,10 +184,14 @@ class Member(Rebalanced):
                 return
             if release:
                 self._release(list(self.owned))
-            self._closed = True
-            self.owned.clear()
-            self.arrived.clear()
-            self._client.close()
+            if not self._closed:
+                self._end()
+                self._client.close()
+
+    def _end(self) -> None:
+        self._closed = True
+        self.owned.clear()
+        self.arrived.clear()
 
     def _poll(self, seconds: float, before_revoke: Finish | None) -> Any:
         self._before_revoke, self._polling = before_revoke, True
@@ -204,7 +208,7 @@ class Member(Rebalanced):
 
     def _refused(self, error: KafkaError) -> KafkaLivenessError:
         self._has_ended(error)
-        return named(error, f"committing to group {self._group_id}", self._settings.bootstrap_servers)
+        return named(error, f"committing to group {self._group_id}", self._servers)
 
     def _has_ended(self, error: KafkaError) -> bool:
         """Whether the group goes on without this member from now on."""
@@ -215,31 +219,27 @@ class Member(Rebalanced):
         return self.ended is not None
 
     def _commit_once(self, offsets: Mapping[TopicPartition, tuple[int, LiveMark]]) -> KafkaError | None:
-        wanted = [
-            KafkaTopicPartition(tp.topic, tp.partition, offset, mark.encode()) for tp, (offset, mark) in offsets.items()
-        ]
-        for portion in portions(wanted, self._group_id):
-            try:
-                answered = self._client.commit(offsets=portion, asynchronous=False)
-            except KafkaException as error:
-                found: KafkaError = error.args[0]
-                return found
-            if refused := [tp.error for tp in answered or () if tp.error is not None]:
-                return refused[0]
-        return None
+        texts = {tp: (offset, mark.encode()) for tp, (offset, mark) in offsets.items()}
+        try:
+            return self._committing.commit(texts, in_callback=self._polling)
+        except BrokerUnreachableError:
+            self._end()
+            raise
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         """Mark partitions as given up at their last committed position; failing to costs a replay, no data."""
         ours = {tp: self.owned[tp] for tp in partitions if tp in self.owned}
         marks = {tp: (owned.committed, self._mark(owned, Mark.RELEASED)) for tp, owned in ours.items()}
         give_up_at = time.monotonic() + _RELEASE_SECONDS
-        while marks and (error := self._commit_once(marks)) is not None:
-            if is_held_up(error) and time.monotonic() < give_up_at:
+        try:
+            while marks and (error := self._commit_once(marks)) is not None:
+                if not is_held_up(error) or time.monotonic() >= give_up_at:
+                    level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING
+                    self._log.log(level, "could not mark %d partitions as released: %s", len(marks), error.str())
+                    return
                 time.sleep(_AGAIN_SECONDS)  # until the other members have synchronised
-                continue
-            level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING
-            self._log.log(level, "could not mark %d partitions as released: %s", len(marks), error.str())
-            return
+        except BrokerUnreachableError as silence:
+            self._log.warning("could not mark %d partitions as released: %s", len(marks), silence)
 
 
 def _check_order(tp: TopicPartition, committed: int, span: Span) -> None:

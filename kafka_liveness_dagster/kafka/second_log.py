@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException
-from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka import Consumer
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Origin
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import made
+from kafka_liveness_dagster.kafka.committing import Committing
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
-from kafka_liveness_dagster.kafka.portions import portions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _WRITES = 5
+_SILENT_SECONDS = 30.0
 
 
 class NotOwedError(InvalidSettingError):
@@ -40,6 +40,8 @@ class SecondLog:
         config = kafka.committer(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
         self._cluster, self._kafka, self._group_id = Cluster(kafka), kafka, group_id
         self._client = made(Consumer, config)
+        group = group_id + CATCH_UP_SUFFIX
+        self._committing = Committing(self._client, group, kafka.bootstrap_servers, _SILENT_SECONDS)
         self._seen: dict[TopicPartition, DoneLog] = {}
 
     def record(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
@@ -123,7 +125,8 @@ class SecondLog:
 
     def close(self) -> None:
         """Disconnect; there is no group to leave."""
-        self._client.close()
+        if not self._committing.silent:
+            self._client.close()
 
     def _lost_writes(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
@@ -132,16 +135,9 @@ class SecondLog:
         )
 
     def _write(self, logs: Mapping[TopicPartition, DoneLog]) -> None:
-        offsets = [
-            KafkaTopicPartition(tp.topic, tp.partition, second.watermark, second.encode())
-            for tp, second in logs.items()
-        ]
-        group = self._group_id + CATCH_UP_SUFFIX
-        try:
-            for portion in portions(offsets, group):
-                self._client.commit(offsets=portion, asynchronous=False)
-        except KafkaException as error:
-            raise named(error, f"committing to {group}", self._kafka.bootstrap_servers) from error
+        offsets = {tp: (second.watermark, second.encode()) for tp, second in logs.items()}
+        if (error := self._committing.commit(offsets)) is not None:
+            raise named(error, f"committing to {self._group_id + CATCH_UP_SUFFIX}", self._kafka.bootstrap_servers)
 
 
 def _with_told(facts: PartitionFacts, told: tuple[Span, ...]) -> DoneLog:

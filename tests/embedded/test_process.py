@@ -33,6 +33,8 @@ def decoy(folder, *arguments, command=WAITS, **options):
     command = [*command, *arguments]
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options) as child:
         try:
+            while psutil.Process(child.pid).cmdline()[: len(command)] != command:  # empty until exec has come to it
+                assert child.poll() is None
             yield child
         finally:
             child.kill()

@@ -14,7 +14,17 @@ from greenlet import getcurrent
 
 from kafka_liveness_dagster import flight, pipeline, waiting
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
-from kafka_liveness_dagster.kafka import admin, consumer, link, live, member, rebalance, second_log, watchdog
+from kafka_liveness_dagster.kafka import (
+    admin,
+    committing,
+    consumer,
+    link,
+    live,
+    member,
+    rebalance,
+    second_log,
+    watchdog,
+)
 from kafka_liveness_dagster.kafka.errors import Heard
 from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
@@ -80,6 +90,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "threading", threading) for module in (flight, futures, job, member, watchdog)),
     *((module, "made", _made) for module in (member, second_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
+    (committing.Committing, "_in_time", lambda _self, commit: commit()),  # nobody falls silent here
     (admin, "reader", lambda group_id, _settings: Committer(group_id)),
     (consumer, "SERVE_SECONDS", 0.5),
     (consumer, "_LOG_END_SECONDS", 0.5),

@@ -25,8 +25,8 @@ def broker(services, tmp_path_factory):
         found.end()
 
 
-@pytest.fixture
-def lonely(services, broker, produce, table, tmp_path, warm_spark):  # noqa: PLR0917
+@pytest.fixture(params=["classic"])
+def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # noqa: PLR0917
     """Four batches of data, and a table without rows."""
     direct, topic = f"127.0.0.1:{broker.port}", f"orders-{table.split('.')[1]}"
     admin = AdminClient({"bootstrap.servers": direct, "log_level": 0})
@@ -35,10 +35,26 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark):  # noqa: PLR
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     found = Lonely(services, topic, table, tmp_path, services.spark_remote)
     found.kafka["bootstrap_servers"] = f"127.0.0.1:{broker.proxy.port}"
+    if request.param == "consumer":  # the broker says how long a session is
+        found.kafka = {"bootstrap_servers": found.kafka["bootstrap_servers"], "group_protocol": "consumer"}
     found.cluster = kl.KafkaLivenessResource(bootstrap_servers=direct).cluster()
     found.make_table(warm_spark)
     yield found
     broker.proxy.talk()
+
+
+@pytest.mark.parametrize(("lonely", "budget"), [("classic", BUDGET), ("consumer", 45.0)], indirect=["lonely"])
+def test_in_the_middle_of_a_batch(lonely, budget, broker, spark, rows):
+    """The batch is written and cannot be committed: librdkafka never comes back from the commit."""
+    with lonely.start() as run:
+        wait_for(lambda: lonely.is_busy(spark), START)
+        before = lonely.committed()
+        broker.proxy.fall_silent()
+        said = ends(run, error="BrokerUnreachableError", within=budget + AFTER)
+    assert lonely.group in said
+    assert lonely.committed() == before
+    broker.proxy.talk()
+    goes_on(lonely, rows)
 
 
 def test_while_it_waits_for_data(lonely, broker, rows):

@@ -1,0 +1,102 @@
+"""Does an OffsetCommit come back? One that meets a broker that accepts and never answers does not, in librdkafka.
+
+``commit(asynchronous=False)`` has no timeout, and no other thread may use its client meanwhile. So it is made in a
+thread that is left behind, with its client, when the answer takes too long.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as NoAnswerError
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.kafka.errors import named
+from kafka_liveness_dagster.kafka.portions import portions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from confluent_kafka import Consumer
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+
+_HURRIED_SECONDS = 5.0
+
+
+class Committing:
+    """The commits of one client to one group.
+
+    Args:
+        client: nobody else uses it during a commit.
+        group_id: the group's.
+        bootstrap_servers: told in errors.
+        seconds: how long one request may take.
+
+    Attributes:
+        silent: a commit has not come back. Nothing may be asked of the client any more, not even to close.
+    """
+
+    def __init__(self, client: Consumer, group_id: str, bootstrap_servers: str, seconds: float) -> None:
+        self._client, self._group_id, self._servers, self._seconds = client, group_id, bootstrap_servers, seconds
+        self._answer: Future[Any] = Future()
+        self.silent = False
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], *, in_callback: bool = False
+    ) -> KafkaError | None:
+        """Commit offsets, each with its metadata, in as many requests as it needs; returns the first refusal.
+
+        Args:
+            offsets: what to commit.
+            in_callback: of this client: only the thread that runs it may commit there, without any limit of time.
+
+        Raises:
+            BrokerUnreachableError: nothing came back, so nobody knows whether it was committed.
+        """
+        wanted = [KafkaTopicPartition(*tp, offset, metadata) for tp, (offset, metadata) in offsets.items()]
+        for portion in portions(wanted, self._group_id):
+            commit = partial(self._client.commit, offsets=portion, asynchronous=False)
+            try:
+                answered = commit() if in_callback else self._in_time(commit)
+            except KafkaException as refused:
+                error: KafkaError = refused.args[0]
+                return error
+            except NoAnswerError:
+                self.silent = True
+                silence = KafkaError(KafkaError._TIMED_OUT, "not a word came back")  # noqa: SLF001
+                raise named(silence, f"committing to group {self._group_id}", self._servers) from None
+            errors: list[KafkaError] = [tp.error for tp in answered or () if tp.error is not None]
+            if errors:
+                return errors[0]
+        return None
+
+    @contextmanager
+    def hurried(self, lock: threading.RLock) -> Iterator[None]:
+        """Hold the lock that commits are made under; one that keeps it for 5 s more is given up."""
+        if not lock.acquire(timeout=_HURRIED_SECONDS):
+            with suppress(InvalidStateError):
+                self._answer.set_exception(NoAnswerError())
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _in_time(self, commit: Callable[[], Any]) -> Any:
+        answer = self._answer = Future()
+        threading.Thread(target=_ask, args=(commit, answer), name="kafka-liveness-commit", daemon=True).start()
+        return answer.result(self._seconds)
+
+
+def _ask(commit: Callable[[], Any], answer: Future[Any]) -> None:
+    with suppress(InvalidStateError):  # it was given up
+        try:
+            answer.set_result(commit())
+        except KafkaException as error:
+            answer.set_exception(error)
