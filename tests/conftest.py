@@ -49,19 +49,11 @@ def make_group(services: Services) -> Callable[..., str]:
 
     Under KIP-848 both timeouts are the broker's; a member of the classic protocol brings its own.
     """
-    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # noqa: PLC0415
-
-    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+    from tests.timeouts import set_timeouts  # noqa: PLC0415
 
     def make(session: float, heartbeat: float) -> str:
         name = f"etl-{uuid4().hex[:8]}"
-        wanted = {"consumer.session.timeout.ms": session, "consumer.heartbeat.interval.ms": heartbeat}
-        entries = [
-            ConfigEntry(setting, str(round(seconds * 1000)), incremental_operation=AlterConfigOpType.SET)
-            for setting, seconds in wanted.items()
-        ]
-        resource = ConfigResource(ConfigResource.Type.GROUP, name, incremental_configs=entries)
-        admin.incremental_alter_configs([resource])[resource].result()
+        set_timeouts(services.bootstrap_servers, name, session, heartbeat)
         return name
 
     return make

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import dagster as dg
 import psutil
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from dagster._core.execution.backfill import BulkActionStatus
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -23,6 +22,7 @@ from definitions.feed import PARTITIONS, OrdersFeed
 from kafka_liveness_dagster.embedded import services, state
 from tests.chaos.orders import HEARTBEAT, SESSION
 from tests.chaos.services import Broker, Spark, addresses
+from tests.timeouts import set_timeouts
 from tests.world.power_loss import DagsterDev
 
 GROUP, CRASH_LAG = "orders-etl", "orders_crash_lag"
@@ -60,7 +60,7 @@ class Stage:
         self.judged = addresses(self.broker, self.spark, proxied=False)
         self.feed = OrdersFeed(self.judged.bootstrap_servers, self._rate)
         self.feed.create_topic()
-        self._set_group()
+        set_timeouts(self.judged.bootstrap_servers, GROUP, SESSION, HEARTBEAT)
         self.feed.start()
         self._left.callback(self.feed._stopped.set)  # and no wait for a broker that may be gone
         code = Path(__file__).with_name("orders.py").read_text()
@@ -68,17 +68,6 @@ class Stage:
             DagsterDev(self.home, code, addresses(self.broker, self.spark, proxied=True))
         )
         self.dev.start()
-
-    def _set_group(self):
-        """The group's timeouts under KIP-848 are the broker's."""
-        told = {"consumer.session.timeout.ms": SESSION, "consumer.heartbeat.interval.ms": HEARTBEAT}
-        entries = [
-            ConfigEntry(name, str(round(seconds * 1000)), incremental_operation=AlterConfigOpType.SET)
-            for name, seconds in told.items()
-        ]
-        group = ConfigResource(ConfigResource.Type.GROUP, GROUP, incremental_configs=entries)
-        admin = AdminClient({"bootstrap.servers": self.judged.bootstrap_servers, "log_level": 0})
-        admin.incremental_alter_configs([group])[group].result()
 
     def ends(self):
         """The next offset of each partition that the feed will hear of."""

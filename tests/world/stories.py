@@ -16,12 +16,13 @@ from uuid import uuid4
 import dagster as dg
 import psutil
 import requests
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from dagster_graphql import DagsterGraphQLClient
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.run_marks import run_mark
+from tests.timeouts import set_timeouts
 from tests.world.chaos import (
     BUSY,
     FIRST,
@@ -37,6 +38,13 @@ from tests.world.chaos import (
 PATIENCE = 60.0  # seconds
 ROOT = Path(__file__).parents[2]
 LOCATION = "tests.world.chaos"
+ALONE_YAML = """\
+telemetry: {enabled: false}
+compute_logs:  # two runs of one process would wait for each other's `tail`, for a minute
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
+"""
+"""For runs inside of a test's own process."""
 DAGSTER_YAML = """
 telemetry: {enabled: false}
 nux: {enabled: false}
@@ -124,13 +132,7 @@ def make_topics(world, produce):
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     for case in cases(world.name):
         admin.create_topics([NewTopic(case.topic, 1, 1)])[case.topic].result(timeout=20)
-        wanted = {"consumer.session.timeout.ms": case.law.session, "consumer.heartbeat.interval.ms": HEARTBEAT}
-        entries = [
-            ConfigEntry(name, str(round(seconds * 1000)), incremental_operation=AlterConfigOpType.SET)
-            for name, seconds in wanted.items()
-        ]
-        group = ConfigResource(ConfigResource.Type.GROUP, case.group_id, incremental_configs=entries)
-        admin.incremental_alter_configs([group])[group].result(timeout=20)
+        set_timeouts(servers, case.group_id, case.law.session, HEARTBEAT)
         produce(servers, case.topic, 0, map(str, range(LAST)))
 
 

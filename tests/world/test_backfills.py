@@ -20,6 +20,7 @@ from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
 from tests.world.one_group import SECONDS
+from tests.world.stories import ALONE_YAML
 
 PARTITIONS = 5
 OWED = (Span(70, 120), Span(140, 190))
@@ -168,7 +169,7 @@ class Owing:
 def owing(services, produce, spark, tmp_path_factory):
     """Every partition owes 70-120 and 140-190; the sensor has added their keys."""
     home = tmp_path_factory.mktemp("dagster")
-    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    (home / "dagster.yaml").write_text(ALONE_YAML)
     with dg.DagsterInstance.from_config(str(home)) as instance:
         made = Owing(services, instance, produce)
         admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})

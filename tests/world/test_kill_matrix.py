@@ -18,16 +18,10 @@ from kafka_liveness_dagster.core.offsets import Span, difference
 from kafka_liveness_dagster.failpoints import Failpoint
 from tests.world.killed import HEARTBEAT, PARTITIONS, SESSION, Catalog, Location, Other
 from tests.world.left_behind import await_end
+from tests.world.stories import ALONE_YAML
 
 READING, COMMITTING = "Spark reads", "Spark commits"
 LIVE, IN_ORDER, CATCH_UP = "live", "live in order", "catch-up"
-DAGSTER = """\
-telemetry:
-  enabled: false
-compute_logs:  # two runs of one process would wait for each other's `tail`, for a minute
-  module: dagster._core.storage.noop_compute_log_manager
-  class: NoOpComputeLogManager
-"""
 
 
 class Conditions(NamedTuple):
@@ -43,7 +37,7 @@ class Conditions(NamedTuple):
 def instance(tmp_path_factory):
     """Dagster's records in a folder that the worker processes share."""
     home = tmp_path_factory.mktemp("dagster")
-    (home / "dagster.yaml").write_text(DAGSTER)
+    (home / "dagster.yaml").write_text(ALONE_YAML)
     with dg.DagsterInstance.from_config(str(home)) as found:
         yield found
 

@@ -7,6 +7,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
 from tests.chaos.services import Broker
+from tests.timeouts import set_timeouts
 from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on
 from tests.world.stories import wait_for
 
@@ -35,22 +36,24 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     found = Lonely(services, topic, table, tmp_path, services.spark_remote)
     found.kafka["bootstrap_servers"] = f"127.0.0.1:{broker.proxy.port}"
-    if request.param == "consumer":  # the broker says how long a session is
-        found.kafka = {"bootstrap_servers": found.kafka["bootstrap_servers"], "group_protocol": "consumer"}
+    if request.param == "consumer":
+        session, heartbeat = (found.kafka.pop(f"{name}_seconds") for name in ("session_timeout", "heartbeat_interval"))
+        set_timeouts(direct, found.group, session, heartbeat)
+        found.kafka["group_protocol"] = "consumer"
     found.cluster = kl.KafkaLivenessResource(bootstrap_servers=direct).cluster()
     found.make_table(warm_spark)
     yield found
     broker.proxy.talk()
 
 
-@pytest.mark.parametrize(("lonely", "budget"), [("classic", BUDGET), ("consumer", 45.0)], indirect=["lonely"])
-def test_in_the_middle_of_a_batch(lonely, budget, broker, spark, rows):
+@pytest.mark.parametrize("lonely", ["classic", "consumer"], indirect=True)
+def test_in_the_middle_of_a_batch(lonely, broker, spark, rows):
     """The batch is written and cannot be committed: librdkafka never comes back from the commit."""
     with lonely.start() as run:
         wait_for(lambda: lonely.is_busy(spark), START)
         before = lonely.committed()
         broker.proxy.fall_silent()
-        said = ends(run, error="BrokerUnreachableError", within=budget + AFTER)
+        said = ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
     assert lonely.group in said
     assert lonely.committed() == before
     broker.proxy.talk()
