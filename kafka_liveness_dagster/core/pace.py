@@ -65,13 +65,14 @@ class Pace:
     auto: bool = False
     bound: int = field(init=False)
     wary: bool = field(default=False, init=False)
+    _suspect: OffsetRange | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.bound = min(self.ceiling, FIRST_OFFSETS) if self.auto else self.ceiling
 
     def in_time(self, batch: Batch, seconds: float) -> None:
         """A batch was committed after so long: the next may be larger, up to the ceiling."""
-        self.wary = False
+        self.wary, self._suspect = False, None
         if not self.auto:
             self.bound = min(self.ceiling, 2 * self.bound)
             return
@@ -82,7 +83,9 @@ class Pace:
             self.bound = max(1, min(self.ceiling, wanted, _MOST_GROWTH * self.bound))
 
     def too_slow(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
-        """A batch exceeded its deadline: half of it next. An offset that was alone in it is returned.
+        """A batch exceeded its deadline: half of it next. An offset that was alone in it is returned, the second time.
+
+        Once may be a process that was stopped, a machine that was paused, or what was in flight beside it.
 
         Args:
             batch: the oldest that was in flight.
@@ -90,4 +93,5 @@ class Pace:
         """
         self.wary = True
         self.bound = max(1, batch.max_records // 2)
-        return batch.ranges[0] if alone and batch.max_records == 1 else None
+        before, self._suspect = self._suspect, batch.ranges[0] if batch.max_records == 1 else None
+        return self._suspect if alone and self._suspect == before else None

@@ -46,14 +46,19 @@ class TwoLanes:
         return self._lane is not None and self._lane.member.joined and self._lane.member.ended is None
 
     def partitions_to_come(self) -> str:
-        """Why this member, which has no partition, will be given one: what the group has. Empty when it will not.
+        """Why this member will have something to do: what the group has. Empty when it is as it will be.
 
-        A rebalance that waits for others' batches may let a new member in first, with nothing to do (cooperative).
+        A rebalance that waits for others' batches may let a new member in first, with nothing to do (cooperative), or
+        has given it partitions and refuses its commits until all have heard of it.
 
         Raises:
             BrokerUnreachableError: nobody can tell.
         """
-        if self._lane is None or self._lane.member.owned or self._lane.member.arrived:
+        if self._lane is None:
+            return ""
+        if self._lane.member.arrived:
+            return f"{len(self._lane.member.arrived)} partitions have come, and a rebalance holds their first commit up"
+        if self._lane.member.owned:
             return ""
         members = self._cluster.members(self.settings.group_id)
         others = [len(member.partitions) for member in members if member.client_id != self._link.client_id]

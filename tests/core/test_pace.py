@@ -94,10 +94,21 @@ def test_an_automatic_bound_is_bounded_too():
 
 
 def test_an_offset_alone_is_named():
-    """One offset cannot be halved: it is the one."""
+    """One offset cannot be halved: it is the one, if it is not the process that stood still."""
     pace = Pace(100)
-    assert pace.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
+    assert pace.too_slow(batch((77, 78))) is None
     assert pace.bound == 1
+    assert pace.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
+
+
+def test_an_offset_that_was_in_time_once_is_not_named():
+    """A process is stopped twice, in batches of one offset each: neither is named."""
+    pace = Pace(1)
+    assert pace.too_slow(batch((77, 78))) is None
+    pace.in_time(batch((77, 78)), 1.0)
+    assert pace.too_slow(batch((78, 79))) is None
+    pace.in_time(batch((78, 79)), 1.0)
+    assert pace.too_slow(batch((78, 79))) is None
 
 
 def test_the_error_names_topic_partition_and_offset_with_the_remedy():
