@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kafka_liveness_dagster.embedded.services import Services
+
+# Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives none back
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 
 @pytest.fixture(scope="session")
