@@ -125,6 +125,30 @@ def forgive(
     click.echo(f"{asked.size:,} offsets forgiven")
 
 
+@click.command()
+@click.argument("group", type=GROUP)
+@click.argument("target", type=TEXT, metavar="TABLE")
+@at_bootstrap_servers
+@with_command_config
+def move(group: str, *, target: str, bootstrap_servers: str, command_config: TextIO | None) -> None:
+    """Say that the rows of consumer group GROUP are in TABLE from now on, or in the sink of that name.
+
+    For a table that was renamed or moved with its snapshots: a run that writes to another table than the group's
+    commits are about is refused, since two assets with one group would have a part of the records each. Nothing else
+    is changed: no row, no offset. A table without the snapshots lacks what was committed (on_missing_rows).
+
+    Exit code 1 while the group has members: end the live runs first.
+
+    \b
+    Example:
+      kafka-liveness move orders-etl lake.sales.orders
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster import moved  # noqa: PLC0415  `--help` must not wait for it
+
+    for line in moved.move(reached(bootstrap_servers, command_config), group, target):
+        click.echo(line)
+
+
 def _ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
     from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415  only where there is a table
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415

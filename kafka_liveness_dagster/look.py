@@ -20,7 +20,7 @@ from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
 from kafka_liveness_dagster.kafka.witness import believed
 from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import lane_tags, unfinished
-from kafka_liveness_dagster.runs_seen import asked_again, by_lane, newest_first, runs_of
+from kafka_liveness_dagster.runs_seen import asked_again, by_lane, newest_first, of_this_instance, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,7 +87,8 @@ class GroupLook:
         )
         records = newest_first(recent, in_progress["live"])
         partitions, group = _asked(cluster, group_id, topics, witness, must_ask=must_ask)
-        seen = GroupSnapshot(_state(group), tuple(map(_member, group.members)), partitions, runs_of(records))
+        members = of_this_instance(instance, map(_member, group.members), group.members)
+        seen = GroupSnapshot(_state(group), members, partitions, runs_of(records))
         seen = replace(seen, catch_up=runs_of(in_progress["catch-up"]))
         return cls(asked_again(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])
 

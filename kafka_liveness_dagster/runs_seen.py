@@ -10,14 +10,15 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.membership import Run, RunFate
 from kafka_liveness_dagster.core.processes import Word
-from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.run_marks import dagster_run_of_client, run_mark
 from kafka_liveness_dagster.runs import AWAY_TAG, FENCED_TAG, LANE_TAG, sign_of
 from kafka_liveness_dagster.signs import word_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kafka_liveness_dagster.core.watch import GroupSnapshot
+    from kafka_liveness_dagster.core.watch import GroupSnapshot, MemberSeen
+    from kafka_liveness_dagster.kafka.answers import GroupMember
 
 
 def by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecord]]:
@@ -37,6 +38,22 @@ def newest_first(recent: Sequence[dg.RunRecord], in_progress: Iterable[dg.RunRec
 def runs_of(records: Iterable[dg.RunRecord]) -> dict[str, Run]:
     """Each under its 8 hex digits."""
     return {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
+
+
+def of_this_instance(
+    instance: dg.DagsterInstance, seen: Iterable[MemberSeen], told: Sequence[GroupMember]
+) -> tuple[MemberSeen, ...]:
+    """The members, each with whether its run is another Dagster instance's; asked after the broker has listed them.
+
+    Of a static member the coordinator may show the client id of a run that has been deleted since: nothing is said.
+    """
+    ids = {member.member_id: dagster_run_of_client(member.client_id) for member in told}
+    wanted = [run for run in ids.values() if run is not None]
+    known = {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=wanted))} if wanted else set()
+    return tuple(
+        replace(member, is_elsewhere=not member.is_static and ids[member.member_id] not in {None, *known})
+        for member in seen
+    )
 
 
 def asked_again(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iterable[dg.RunRecord]) -> GroupSnapshot:

@@ -39,11 +39,13 @@ class LeaveReason(Enum):
     """It is back and did not say why it was away, or it is no Dagster run."""
     UNKNOWN = "left"
     """Of a foreign member nobody knows why."""
+    ELSEWHERE = "of another Dagster instance left"
+    """Its own instance's sensor knows why; what it gave up others have taken."""
 
     @property
     def in_good_order(self) -> bool:
         """Whether it gave its partitions up: nothing is to be done about it."""
-        return self in (LeaveReason.GRACEFUL, LeaveReason.CANCELED, LeaveReason.STATIC)
+        return self in (LeaveReason.GRACEFUL, LeaveReason.CANCELED, LeaveReason.STATIC, LeaveReason.ELSEWHERE)
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,17 @@ class MemberJoined:
     Attributes:
         name: the run's 8 hex digits; of a foreign member ``<client id> at <host>``.
         is_foreign: a consumer that is no run of this package: a Java consumer, kcat.
+        is_elsewhere: a run that this Dagster instance does not have: another one has the group too.
     """
 
     name: str
     partitions: tuple[TopicPartition, ...]
     is_foreign: bool = False
+    is_elsewhere: bool = False
 
     def __str__(self) -> str:
-        return f"{_who(self.name, foreign=self.is_foreign)} joined with {_names(self.partitions)}"
+        of = " of another Dagster instance" if self.is_elsewhere else ""
+        return f"{_who(self.name, foreign=self.is_foreign)}{of} joined with {_names(self.partitions)}"
 
 
 @dataclass(frozen=True)

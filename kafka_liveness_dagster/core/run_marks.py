@@ -27,3 +27,13 @@ def run_of_client(client_id: str) -> str | None:
     owner, _, rest = client_id.partition("/")
     run_id = rest.partition("/")[2].partition("/")[0]
     return run_mark(run_id) if run_id and owner in ("dagster", "kafka-liveness") else None
+
+
+def dagster_run_of_client(client_id: str) -> str | None:
+    """The whole id of the Dagster run; None of a script and of a foreign client.
+
+    >>> dagster_run_of_client("dagster/orders_job/0badcafe-1111/orders"), dagster_run_of_client("kafka-liveness/x/1/2")
+    ('0badcafe-1111', None)
+    """
+    owner, _, rest = client_id.partition("/")
+    return (rest.partition("/")[2].partition("/")[0] or None) if owner == "dagster" else None

@@ -38,6 +38,7 @@ MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
 MAX_ABSENT = 10  # runs that are away, and for how long
 MAX_TOLD = 60  # departures that stand in the commit log at the same time
 _REASONS = list(LeaveReason)
+_ELSEWHERE = "*"  # behind the name of a run of another Dagster instance
 _LONGEST_BLINK_SECONDS = 60.0  # between two looks; in more than that the machine may have slept, and its runs with it
 
 
@@ -60,6 +61,7 @@ class MemberSeen:
     Attributes:
         name: the run's 8 hex digits; of a foreign member ``<client id> at <host>``.
         is_static: it has a ``group.instance.id``.
+        is_elsewhere: a Dagster run that this instance does not have.
     """
 
     member_id: str
@@ -67,6 +69,7 @@ class MemberSeen:
     partitions: tuple[TopicPartition, ...]
     is_foreign: bool = False
     is_static: bool = False
+    is_elsewhere: bool = False
 
     @property
     def key(self) -> str:
@@ -121,7 +124,7 @@ class Memory:
 
     Attributes:
         state: of the group at the last look.
-        members: key -> name of those it had, at most ``MAX_REMEMBERED``.
+        members: key -> name of those it had, at most ``MAX_REMEMBERED``; with ``*`` of another Dagster instance.
         told: departures that were told and still stand in the commit log.
         dealt: who had which partitions when the group was last stable.
         rebalancing_since: seconds, None while it is not.
@@ -153,7 +156,7 @@ def changes(
     """
     left = seen.left[:MAX_TOLD]
     absent, ghosts = _absent(before, seen, now_seconds, ghost_after_seconds)
-    members = {member.key: member.name for member in seen.known[:MAX_REMEMBERED]}
+    members = {member.key: member.name + _ELSEWHERE * member.is_elsewhere for member in seen.known[:MAX_REMEMBERED]}
     events, forgotten = _forgotten(before, seen)
     told = tuple(map(_name, left))
     after = Memory(seen.state, members, told, seen.dealt, None, absent, forgotten, looked_at=now_seconds)
@@ -186,7 +189,7 @@ def _joined(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
     if len(before.members) >= MAX_REMEMBERED:
         return []  # who is new cannot be told from who was not remembered
     return [
-        MemberJoined(member.name, member.partitions, member.is_foreign)
+        MemberJoined(member.name, member.partitions, member.is_foreign, member.is_elsewhere)
         for member in seen.known[:MAX_REMEMBERED]
         if member.key not in before.members
     ]
@@ -194,15 +197,17 @@ def _joined(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
 
 def _gone(before: Memory, seen: GroupSnapshot, left: set[str]) -> list[GroupEvent]:
     """Members whose marks tell nothing: foreign ones, runs that are back, and those whose partitions others took."""
-    now = {member.key for member in seen.known}
-    names = {member.name for member in seen.known}
+    now, names = ({getattr(member, of) for member in seen.known} for of in ("key", "name"))
     told = left | {name[:-1] for name in before.told}
     out: list[GroupEvent] = []
-    for key, name in before.members.items():
+    for key, whose in before.members.items():
+        name = whose.removesuffix(_ELSEWHERE)
         if key in now or name in told:
             continue
         if " at " in name:
             out.append(MemberLeft(name, LeaveReason.UNKNOWN, ()))
+        elif name != whose:
+            out.append(MemberLeft(name, LeaveReason.ELSEWHERE, (), name in names))
         else:
             run, is_back = seen.runs.get(name, Run(RunFate.UNKNOWN)), name in names
             out.append(MemberLeft(name, reason_without_marks(run, is_back=is_back), (), is_back))

@@ -33,6 +33,10 @@ class TopicRecreatedError(KafkaLivenessError):
     """This is not the log the offsets were committed for: the topic was deleted and made anew."""
 
 
+class OtherTableError(KafkaLivenessError):
+    """The group's commits are about another table: two assets have one group, or the table was given another name."""
+
+
 class RowsMissingError(KafkaLivenessError):
     """The table has lost rows of offsets that were committed: it was dropped, replaced or rolled back."""
 
@@ -180,6 +184,23 @@ def check_identity(tp: TopicPartition, facts: PartitionFacts) -> None:
             raise TopicRecreatedError(recreated(tp, topic_id, facts.topic_id, where))
 
 
+def check_target(group_id: str, facts: Mapping[TopicPartition, PartitionFacts], target: str) -> None:
+    """Whether the group's commits are about the table that this run writes to.
+
+    Raises:
+        OtherTableError: each of two tables would get a part of the records, and both would look whole.
+    """
+    others = {one.second.target: tp for tp, one in facts.items() if one.second.target not in {None, target}}
+    if others:
+        theirs, tp = next(iter(others.items()))
+        raise OtherTableError(
+            f"this run writes to {target}, but the commits of group {group_id} are about {theirs} ({tp}): two assets, "
+            "here or in two Dagster instances, would get a part of the records each. Nothing was written or committed. "
+            f"Give one of them a group_id of its own. If {theirs} was renamed or moved to {target}, end its runs and "
+            f"say so: `kafka-liveness move {group_id} {target}`"
+        )
+
+
 def recreated(
     tp: TopicPartition, was: str, now: str, where: str, outcome: str = "nothing was written or committed"
 ) -> str:
@@ -218,8 +239,7 @@ def rows_missing(tp: TopicPartition, facts: PartitionFacts, missing: tuple[Span,
     named = ", ".join(f"{tp}:{span}" for span in missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
     return (
         f"the table lacks {named}, {size(missing):,} offsets that were committed after their rows were written "
-        f"(committed {facts.committed}): it was dropped, replaced or rolled back, or another table is written to now; "
-        f"the group's second commit log is about {facts.second.target or 'no table'}. Two assets need two groups. "
+        f"(committed {facts.committed}): it was dropped, replaced or rolled back. "
         f"The broker still has {size(missing) - gone:,} of them. Nothing was written or committed. Restore the table, "
         "or set on_missing_rows='owe': what the broker has becomes crash lag partitions, the rest is reported as lost"
     )

@@ -91,6 +91,20 @@ class SecondLog:
             self.put(logs)
         raise self._lost_writes("told as lost or forgiven")
 
+    def move(self, partitions: Sequence[TopicPartition], target: str) -> dict[TopicPartition, str]:
+        """Say of what is committed that it is about ``target`` from now on; gives what it was about before.
+
+        Logs that are about no table stay so: the next run that has one says which.
+
+        Raises:
+            CommitRefusedError: the broker refused.
+        """
+        found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
+        logs = {tp: DoneLog.decode(commit.offset, commit.metadata) for tp, commit in found.items()}
+        moved = {tp: log for tp, log in logs.items() if log.target not in {None, target}}
+        self.put({tp: (log, replace(log, target=target)) for tp, log in moved.items()})
+        return {tp: log.target or "" for tp, log in moved.items()}
+
     def renew(self, partitions: Sequence[TopicPartition]) -> None:
         """Commit what is there once more: the offsets of a group without members expire.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.core.witnesses import check_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,15 +23,19 @@ if TYPE_CHECKING:
 def witnessed(
     cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], witness: Witness | None
 ) -> dict[TopicPartition, PartitionFacts]:
-    """Both commit logs, the log bounds, and what the witness says.
+    """Both commit logs, the log bounds, and what the witness says, if it is the one that they are about.
 
     The witness is asked last: what is committed before it is asked was written before that.
 
     Raises:
         ForeignCommitError: a commit of the group is not ours.
+        OtherTableError: it is another table's.
     """
     facts = cluster.facts(group_id, partitions)
-    return facts if witness is None else believed(facts, witness)
+    if witness is None:
+        return facts
+    check_target(group_id, facts, witness.target)
+    return believed(facts, witness)
 
 
 def believed(facts: Mapping[TopicPartition, PartitionFacts], witness: Witness) -> dict[TopicPartition, PartitionFacts]:

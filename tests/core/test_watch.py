@@ -129,6 +129,20 @@ def test_a_member_that_was_gone_between_two_looks_is_told():
     ]
 
 
+def test_a_run_of_another_dagster_instance_is_told_as_that():
+    """Its own instance knows why it left: here nobody is to be called for it."""
+    there = member(OTHER, "m-2", [P1], is_elsewhere=True)
+    both = replace(AT_FIRST, members=(member(partitions=[P0]), there))
+    _, came, went = told(AT_FIRST, both, AT_FIRST)
+    assert came[0] == MemberJoined(OTHER, (P1,), is_elsewhere=True)
+    assert str(came[0]) == f"run {OTHER} of another Dagster instance joined with orders:1"
+    assert went[0] == MemberLeft(OTHER, LeaveReason.ELSEWHERE, ())
+    assert went[0].reason.in_good_order
+    assert str(went[0]) == f"run {OTHER} of another Dagster instance left"
+    crashed = replace(AT_FIRST, partitions=(commit(P0), commit(P1, OTHER)))
+    assert told(AT_FIRST, both, crashed)[2][0] == MemberLeft(OTHER, LeaveReason.CRASHED, (P1,)), "it owes its batch"
+
+
 @pytest.mark.parametrize(
     ("run", "is_back", "reason"),
     [

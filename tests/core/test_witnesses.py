@@ -12,10 +12,12 @@ from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, union
 from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import (
+    OtherTableError,
     PartitionFacts,
     RowsMissingError,
     TopicRecreatedError,
     check_identity,
+    check_target,
 )
 
 TP, RUN, ID = TopicPartition("orders", 3), "0badcafe", "2Mq71qnKT1ul7FBvra2xew"
@@ -206,6 +208,15 @@ def test_a_topic_made_anew_is_known_by_its_id(found, where):
         TopicRecreatedError, match=f"{where} has offsets of orders:3 with topic id old.*{ID}.*another table"
     ):
         resume(TP, found, ResumePolicy())
+
+
+def test_a_group_is_of_one_table():
+    """Both tables are named, and what to do in either case; a log without a table is nobody's yet."""
+    found = {TP: facts(120, mark(), None), TopicPartition("orders", 4): facts(None, None, None, second=DoneLog())}
+    check_target("etl", found, "lake.shop.orders")
+    with pytest.raises(OtherTableError, match=r"`kafka-liveness move etl lake.shop.orders_2`") as told:
+        check_target("etl", found, "lake.shop.orders_2")
+    assert "writes to lake.shop.orders_2, but the commits of group etl are about lake.shop.orders (" in str(told.value)
 
 
 def test_a_broker_without_topic_ids_changes_nothing():

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
@@ -194,22 +194,26 @@ def test_others_come_and_go(services, make_topic, instance):
         wait_for(lambda: first.poll(0.0) is None and len(first.assignment()) == 2)
         told = sensor.told()
         assert told[0] == f"run {second._link.mark} left for no known reason", "a script, and the other has its marks"
-        foreign = Consumer(
-            {
-                "bootstrap.servers": services.bootstrap_servers,
-                "group.id": group,
-                "client.id": "kcat",
-                "partition.assignment.strategy": "cooperative-sticky",
-            }
-        )
-        foreign.subscribe([topic])
-        wait_for(lambda: foreign.poll(0.1) is None and foreign.assignment())
-        wait_for(lambda: len(first.assignment()) == 1 and all(seen.partitions for seen in members()))
-        told = sensor.told()
-        assert told[0].startswith("foreign member kcat at 127.0.0.1 joined with ")
-        foreign.close()
-        wait_for(lambda: first.poll(0.0) is None and len(first.assignment()) == 2)
-        assert sensor.told()[0] == "foreign member kcat at 127.0.0.1 left"
+        elsewhere = f"dagster/orders_job/{uuid4()}/orders"
+        for client_id, who in {
+            "kcat": "foreign member kcat at 127.0.0.1",
+            elsewhere: f"run {run_of_client(elsewhere)} of another Dagster instance",
+        }.items():
+            foreign = Consumer(
+                {
+                    "bootstrap.servers": services.bootstrap_servers,
+                    "group.id": group,
+                    "client.id": client_id,
+                    "partition.assignment.strategy": "cooperative-sticky",
+                }
+            )
+            foreign.subscribe([topic])
+            wait_for(lambda foreign=foreign: foreign.poll(0.1) is None and foreign.assignment())
+            wait_for(lambda: len(first.assignment()) == 1 and all(seen.partitions for seen in members()))
+            assert sensor.told()[0].startswith(f"{who} joined with ")
+            foreign.close()
+            wait_for(lambda: first.poll(0.0) is None and len(first.assignment()) == 2)
+            assert sensor.told()[0] == f"{who} left"
     assert sensor.told() == [f"run {first._link.mark} left gracefully; it had {topic}:0, {topic}:1", EMPTIED]
 
 

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli import main
 from kafka_liveness_dagster.core.limits import BrokerLimits
-from kafka_liveness_dagster.core.witnesses import RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.group_commands import status
 from tests.world.forgetful import Forgetful, kept
 from tests.world.one_group import NO_SPARK
@@ -209,6 +210,35 @@ def test_a_table_that_goes_between_two_batches_is_named(forgetful, befall):
     assert isinstance(error, RowsMissingError), error
     assert "rolled back" in str(error)
     assert len(seen) <= 5
+
+
+def test_two_tables_are_two_groups(forgetful):
+    """Refused before it joins, in both lanes, whatever it may owe; a table that was renamed is told by hand."""
+    world = forgetful()
+    world.owe_70_to_120()
+    second, renamed = world.second_log(), f"{world.table}_renamed"
+    for error in (
+        world.live(table=renamed),
+        world.live(table=renamed, on_missing_rows="owe"),
+        world.catch_up((70, 120), table=renamed),
+    ):
+        assert isinstance(error, OtherTableError), error
+        assert f"writes to {renamed}, but the commits of group {world.group} are about {world.table}" in str(error)
+    assert (world.committed(), world.owed(), world.second_log(), world.green()) == (120, [(70, 120)], second, [])
+
+    move = ["move", world.group, renamed, "--bootstrap-servers", world.servers]
+    with world.kafka.consumer(topics=[world.topic], group_id=world.group) as consumer:
+        assert consumer.poll(0.0) is None
+        refused = CliRunner().invoke(main, move)
+        assert (refused.exit_code, "has 1 members" in refused.output) == (1, True), refused.output
+    world.sql(f"ALTER TABLE {{t}} RENAME TO {renamed.partition('.')[2]}")
+    told = CliRunner().invoke(main, move)
+    assert (told.exit_code, told.output) == (0, f"{world.tp}: {world.table} -> {renamed}\n")
+    again = CliRunner().invoke(main, move)
+    assert "no commit of group" in again.output
+    assert isinstance(world.live(), OtherTableError)
+    world.table = renamed
+    is_exact_once_drained(world, (70, 120))
 
 
 @on_both_protocols
