@@ -21,6 +21,7 @@ from kafka_liveness_dagster.table_look import TableLook
 GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _TOLD_AGAIN_SECONDS = 600.0
+_FORGOTTEN_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
 _CONNECT_SECONDS = 10.0  # a run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
 _WHAT = {
     GROUP_ALIVE: "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that is "
@@ -96,6 +97,11 @@ class GroupChecks:
 
         return checks
 
+    def newest(self, instance: dg.DagsterInstance) -> int:
+        """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten."""
+        records = instance.get_asset_records([self.live, self.crash_lag])
+        return max((one.asset_entry.last_materialization_storage_id or 0 for one in records), default=0)
+
     def evaluate(
         self,
         look: GroupLook,
@@ -165,8 +171,13 @@ def _began(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
 
 
+def are_forgotten(newest: int, told_of: int, told_at: float, now: float) -> bool:
+    """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
+    return newest != told_of and now - told_at >= _FORGOTTEN_SECONDS
+
+
 def news(
-    evaluated: Sequence[dg.AssetCheckEvaluation], told: str, told_at: float, now: float
+    evaluated: Sequence[dg.AssetCheckEvaluation], told: str, told_at: float, now: float, *, forgotten: bool = False
 ) -> tuple[Sequence[dg.AssetCheckEvaluation], str, float]:
     """What of it is worth storing: every change at once, and what stays as it was every ten minutes.
 
@@ -175,10 +186,11 @@ def news(
         told: the outcomes that were stored last, in a letter each.
         told_at: when.
         now: on the clock of ``told_at``.
+        forgotten: Dagster shows none of what was stored.
 
     Returns:
         What to store, and what to remember of it.
     """
     outcomes = "".join("." if e.passed else e.severity.value[0] for e in evaluated)
-    is_news = outcomes != told or now - told_at >= _TOLD_AGAIN_SECONDS
+    is_news = forgotten or outcomes != told or now - told_at >= _TOLD_AGAIN_SECONDS
     return (evaluated, outcomes, now) if is_news else ((), told, told_at)

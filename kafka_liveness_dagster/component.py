@@ -160,7 +160,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         """
         settings = {key: getattr(self, key) for key in _SETTINGS if key not in _CODE}
         folder = context.path.parent if context.path.is_file() else context.path
-        asset = kafka_asset(name=self.name or name_of(folder), **settings)(self.transform or _select(self.sql or ""))
+        asset = kafka_asset(name=self.name or name_of(folder), **settings)(self.transform or _Select(self.sql or ""))
         before = list(takewhile(lambda one: one is not self, _components(context)))
         parts = asset.definitions_beside({topic for one in before for topic in several(one.topics)})
         return dg.Definitions.merge(parts, dg.Definitions(resources=self._new_resources(before)))
@@ -188,14 +188,14 @@ def _components(context: dg.ComponentLoadContext) -> list[KafkaAssetComponent]:
     return context.component_tree.get_all_components(KafkaAssetComponent)
 
 
-def _select(sql: str) -> Callable[[Any], Any]:
-    """The SELECT as a function, described by itself."""
+class _Select:
+    """Rows by a SELECT over each batch: see *sql* in the metadata."""
 
-    def transform(batch: Any) -> Any:
-        return query(batch, sql)
+    def __init__(self, sql: str) -> None:
+        self.sql = sql.strip()
 
-    transform.__doc__ = f"```sql\n{sql.strip()}\n```"
-    return transform
+    def __call__(self, batch: Any) -> Any:
+        return query(batch, self.sql)
 
 
 def _check_transform(sql: str | None, transform: object) -> None:

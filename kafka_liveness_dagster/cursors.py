@@ -19,6 +19,7 @@ class GroupCursor(BaseModel, frozen=True):
         events: how many events were told so far.
         outcomes: of the checks as they were stored last, in a letter each.
         checked_at: when, seconds since the epoch.
+        judged_of: the number of the last materialization before that.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
         told: its departures, without anything between them.
     """
@@ -28,6 +29,7 @@ class GroupCursor(BaseModel, frozen=True):
     events: int = 0
     outcomes: str = ""
     checked_at: float = 0.0
+    judged_of: int = 0
     state: GroupState | None = None
     members: dict[str, str] = {}
     told: str = ""
@@ -49,7 +51,15 @@ class GroupCursor(BaseModel, frozen=True):
 
     @classmethod
     def of(
-        cls, memory: Memory, *, observed_at: float, epoch: int, events: int, outcomes: str = "", checked_at: float = 0.0
+        cls,
+        memory: Memory,
+        *,
+        observed_at: float,
+        epoch: int,
+        events: int,
+        outcomes: str = "",
+        checked_at: float = 0.0,
+        judged_of: int = 0,
     ) -> GroupCursor:
         """The cursor that keeps a memory."""
         return cls(
@@ -58,6 +68,7 @@ class GroupCursor(BaseModel, frozen=True):
             events=events,
             outcomes=outcomes,
             checked_at=checked_at,
+            judged_of=judged_of,
             state=memory.state,
             members=dict(memory.members),
             told="".join(memory.told),

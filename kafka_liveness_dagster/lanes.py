@@ -62,6 +62,7 @@ def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.Ma
             **lag,
             **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
             "timeouts": str(consumer.timeouts),
+            **pipeline.spark.links(),
             **({"crash_lag_found": range_table(consumer.jumped)} if consumer.jumped else {}),
             **({"owed_again": range_table(consumer.forgotten)} if consumer.forgotten else {}),
             **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
@@ -100,7 +101,7 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> N
     reach(Failpoint.BEFORE_MATERIALIZATION)
     for key, one in asked.items():
         told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)))
-        context.add_asset_metadata(told, partition_key=key)
+        context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
 
 
 def _until_idle(consumer: LivenessConsumer, idle_seconds: float, waiting: Waiting) -> Source:

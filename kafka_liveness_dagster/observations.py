@@ -29,6 +29,11 @@ _MEMBERS = dg.TableSchema(
 )
 
 
+def topic_key(topic: str) -> dg.AssetKey:
+    """Of the asset that stands for a topic; the lineage shows its last part alone, beside a live asset called alike."""
+    return dg.AssetKey(["kafka", f"{topic}_topic"])
+
+
 def group_observations(
     group_id: str, topics: Sequence[str], look: GroupLook, events: Sequence[GroupEvent], failed: Sequence[str] = ()
 ) -> list[dg.AssetObservation]:
@@ -53,7 +58,7 @@ def group_observations(
     quiet = f"group {group_id} is {seen.state.value}: {len(members)} members, lag {lag:,}, {owed:,} offsets owed"
     return [
         dg.AssetObservation(
-            dg.AssetKey(["kafka", topic]),
+            topic_key(topic),
             description="; ".join([*map(str, events), *failed]) or quiet,
             metadata={
                 **group_metadata(

@@ -14,6 +14,7 @@ import dagster as dg
 from kafka_liveness_dagster.checks import GroupChecks
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes import run_catch_up, run_live
+from kafka_liveness_dagster.observations import topic_key
 from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, lane_tags
 from kafka_liveness_dagster.sensors import build_group_sensor
 from kafka_liveness_dagster.settings import KafkaAssetSettings
@@ -173,7 +174,7 @@ class KafkaAsset(KafkaAssetSettings):
 
     @property
     def _topic_keys(self) -> list[dg.AssetKey]:
-        return [dg.AssetKey(["kafka", topic]) for topic in self.topics]
+        return [topic_key(topic) for topic in self.topics]
 
     def _shared(self) -> dict[str, Any]:
         """What both assets are told alike."""
@@ -184,8 +185,20 @@ class KafkaAsset(KafkaAssetSettings):
             "group_name": self.group_name,
             "kinds": {"kafka", "spark", *(["iceberg"] if self.table else [])},
             "required_resource_keys": {self.kafka_resource_key, self.spark_resource_key},
-            "metadata": {"group": self.group_id, "table" if self.table else "sink": self.target, **budget},
+            "metadata": {"group": self.group_id, **self._links, **self._query, **budget},
         }
+
+    @property
+    def _links(self) -> dict[str, Any]:
+        """Where the records come from and the rows go to; the catalog's own name for a table makes Dagster show it."""
+        topics = {f"topic {topic}": dg.MetadataValue.asset(topic_key(topic)) for topic in self.topics}
+        to = {"table": self.table, "dagster/table_name": self.table} if self.table else {"sink": self.target}
+        return {**topics, **to}
+
+    @property
+    def _query(self) -> dict[str, Any]:
+        sql = getattr(self.transform, "sql", None)  # of a component's
+        return {"sql": dg.MetadataValue.md(f"```sql\n{sql}\n```")} if isinstance(sql, str) else {}
 
     def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
         """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""

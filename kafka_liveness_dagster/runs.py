@@ -18,7 +18,7 @@ import dagster as dg
 
 from kafka_liveness_dagster import host
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
 from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.core.processes import Sign
 from kafka_liveness_dagster.core.run_marks import run_mark
@@ -33,6 +33,7 @@ GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/cause"
 FENCED_TAG = "kafka_liveness/fenced"
+LEFT_TAG = "kafka_liveness/left"  # its consumer was closed: that is how every run ends
 WAITS_TAG = "kafka_liveness/waits_for"
 PROCESS_TAG = "kafka_liveness/process"
 AWAY_TAG = "kafka_liveness/away_seconds"
@@ -80,7 +81,8 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
     if context is None or run is None:
         run_id = uuid4().hex
         return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
-    told = {FENCED_TAG: ""} if run.tags.get(FENCED_TAG) else {}  # an earlier consumer's, or of the run this one repeats
+    # An earlier consumer's, or of the run this one repeats
+    told = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
     if away_seconds is not None:
         told[AWAY_TAG] = f"{away_seconds:g}"
     if sign_of(run).process is None:  # an op of the user's own
@@ -97,10 +99,19 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         None if remaining is None else now_ms() + round(remaining * 1000),
         context.log,
         is_step=_is_step(context),
-        tell=lambda why: tell(context.instance, run.run_id, {FENCED_TAG: why}),
+        tell=lambda why: tell(context.instance, run.run_id, {_tag_of(why): why}),
         worked=lambda: _tell_work(context.instance, run.run_id),
         catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
     )
+
+
+def why_away(run: dg.DagsterRun) -> str:
+    """Why it left its group, or after which leave it is back; empty while it never left."""
+    return run.tags.get(LEFT_TAG) or run.tags.get(FENCED_TAG, "")
+
+
+def _tag_of(why: str) -> str:
+    return LEFT_TAG if why == FenceReason.CLOSED.value else FENCED_TAG
 
 
 def _tell_work(instance: dg.DagsterInstance, run_id: str) -> None:

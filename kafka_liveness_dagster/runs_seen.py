@@ -11,7 +11,7 @@ import dagster as dg
 from kafka_liveness_dagster.core.membership import Run, RunFate
 from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.run_marks import dagster_run_of_client, run_mark
-from kafka_liveness_dagster.runs import AWAY_TAG, FENCED_TAG, LANE_TAG, sign_of
+from kafka_liveness_dagster.runs import AWAY_TAG, LANE_TAG, sign_of, why_away
 from kafka_liveness_dagster.signs import word_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def asked_again(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iter
             away[run.run_id] = mark
     for run in instance.get_runs(dg.RunsFilter(run_ids=list(away))) if away else []:
         mark = away.pop(run.run_id)
-        one = replace(known[mark], fenced=run.tags.get(FENCED_TAG, ""))
+        one = replace(known[mark], fenced=why_away(run))
         if run.is_finished:  # since the first look: it is no departure yet, unless it was killed
             killed = one.process is Word.GONE and run.status is dg.DagsterRunStatus.FAILURE
             one = replace(one, process=Word.UNKNOWN, fate=RunFate.FAILED if killed else one.fate)
@@ -89,7 +89,7 @@ def _run(run: dg.DagsterRun) -> Run:
     at_work = run.status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
     return Run(
         fate(run),
-        run.tags.get(FENCED_TAG, ""),
+        why_away(run),
         at_work,
         beat=sign_of(run).beat,
         away_seconds=float(away) if (away := run.tags.get(AWAY_TAG)) else None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
-from kafka_liveness_dagster.checks import news
+from kafka_liveness_dagster.checks import are_forgotten, news
 from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.watch import changes
 from kafka_liveness_dagster.cursors import GroupCursor
@@ -61,7 +61,7 @@ def build_group_sensor(
     Args:
         name: of the sensor.
         group_id: the group to watch.
-        topics: what the group consumes; each is observed on the asset ``kafka/<topic>``.
+        topics: what the group consumes; each is observed on the asset ``kafka/<topic>_topic``.
         live_job: job to request when there is lag, at once after a crash.
         crash_lag: the asset whose dynamic partitions mirror the owed ranges.
         crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
@@ -133,7 +133,9 @@ class _Watch:
         materialized = instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
         cursor, now = GroupCursor.decode(context.cursor), time.time()
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
-        look = self._look(cluster, instance, table, must_ask=is_due)
+        newest = self.checks.newest(instance) if self.checks else 0
+        forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
+        look = self._look(cluster, instance, table, must_ask=is_due or forgotten)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
         keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
@@ -147,7 +149,7 @@ class _Watch:
         missing = [key for key in existing if is_key(key) and key not in materialized]
         judged: Sequence[dg.AssetCheckEvaluation] = ()
         outcomes, checked_at = cursor.outcomes, cursor.checked_at
-        if self.checks is not None and observe:
+        if self.checks is not None and (observe or forgotten):
             asked = table is None or table.asked  # a look that is stored must say whether rows are missing
             judged = self.checks.evaluate(
                 look if asked else self._look(cluster, instance, table),
@@ -158,7 +160,7 @@ class _Watch:
                 forgotten=memory.forgotten,
                 cannot_tell=table.cannot_tell if table else "",
             )
-            judged, outcomes, checked_at = news(judged, outcomes, checked_at, now)
+            judged, outcomes, checked_at = news(judged, outcomes, checked_at, now, forgotten=forgotten)
         runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
         return dg.SensorResult(
             run_requests=runs,
@@ -175,6 +177,7 @@ class _Watch:
                 events=cursor.events + len(events),
                 outcomes=outcomes,
                 checked_at=checked_at,
+                judged_of=newest if judged else cursor.judged_of,
                 epoch=cursor.epoch or int(now),
             ).encode(),
         )

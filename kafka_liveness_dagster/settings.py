@@ -212,3 +212,4 @@ class SparkResourceSettings(Declared):
     of: ClassVar[str] = "SparkConnectResource"
 
     remote: kinds.Remote = Field(repr=False)  # it carries the token
+    ui_url: kinds.Url | None

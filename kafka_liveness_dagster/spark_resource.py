@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -15,7 +16,6 @@ from kafka_liveness_dagster.settings import SparkResourceSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import dagster as dg
     from pyspark.sql import DataFrame, SparkSession
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -31,6 +31,10 @@ class SparkConnectResource(CheckedResource):
         default=EMBEDDED,
         repr=False,  # it carries the token
         description="`sc://host:port/;token=…`, or `embedded`: a real server this package starts on loopback.",
+    )
+    ui_url: str | None = Field(
+        default=None,
+        description="Of the web UI of that Spark, `http://driver:4040`: runs link to it. Nothing is asked.",
     )
     _session: SparkSession | None = PrivateAttr(default=None)
 
@@ -53,6 +57,10 @@ class SparkConnectResource(CheckedResource):
         from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415 - pyspark stays lazy
 
         return read(self.session(), ranges, kafka.settings().spark())
+
+    def links(self) -> dict[str, dg.MetadataValue]:
+        """To Spark's UI, for the events of a run, where somebody said where it is."""
+        return {"spark_ui": dg.MetadataValue.url(str(resolved(self.ui_url)))} if self.ui_url else {}
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
         """End the session.

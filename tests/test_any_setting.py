@@ -52,6 +52,7 @@ LIKELY = {  # what may fit where a type alone does not say it
     "table": st.sampled_from(["lake.shop.orders", "a-b.c.d.e_1", "lake.orders"]),
     "bootstrap_servers": st.sampled_from(["h:1", "a:1,b:2", "[::1]:9092", "h"]),
     "remote": st.sampled_from(["sc://h", "sc://h:1/;token=a;user_id=b", "sc://h:0"]),
+    "ui_url": st.sampled_from(["http://h:4040", "https://h/ui", "h:4040"]),
     "extra": st.dictionaries(st.sampled_from(EXTRA), TEXTS | st.integers(0, 9_999_999).map(str), max_size=2),
     "sensor_status": st.sampled_from(dg.DefaultSensorStatus),
     "default_status": st.sampled_from(dg.DefaultSensorStatus),

@@ -9,11 +9,12 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 RESOURCES = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()})
+TOPIC = "orders.v1-raw"
 
 
 def make(name="orders", **settings):
     """An asset with settings that are fine unless a test says otherwise."""
-    settings = {"topics": ["orders.v1-raw"], "group_id": f"{name}-etl", "table": "lake.shop.orders", **settings}
+    settings = {"topics": [TOPIC], "group_id": f"{name}-etl", "table": "lake.shop.orders", **settings}
     return kl.kafka_asset(name=name, **settings)(lambda batch: batch)
 
 
@@ -119,12 +120,20 @@ def test_the_assets_say_where_the_rows_go():
         dg.Definitions.validate_loadable(dg.Definitions.merge(asset.definitions, RESOURCES))
         assert f"missing in {asset.target}." in asset.crash_lag.descriptions_by_key[asset.crash_lag.key]
         told[asset.target] = (live.metadata_by_key[live.key], "iceberg" in live.specs_by_key[live.key].kinds)
-    here = test_the_assets_say_where_the_rows_go.__name__
+    here, table = test_the_assets_say_where_the_rows_go.__name__, "lake.shop.orders"
+    both = {"group": "orders-etl", f"topic {TOPIC}": dg.MetadataValue.asset(dg.AssetKey(["kafka", f"{TOPIC}_topic"]))}
     assert told == {
-        "lake.shop.orders": ({"group": "orders-etl", "table": "lake.shop.orders"}, True),
-        here: ({"group": "orders-etl", "sink": here}, False),
-        "Sink": ({"group": "orders-etl", "sink": "Sink"}, False),
+        table: ({**both, "table": table, "dagster/table_name": table}, True),
+        here: ({**both, "sink": here}, False),
+        "Sink": ({**both, "sink": "Sink"}, False),
     }
+
+
+def test_no_two_assets_look_alike_in_the_lineage():
+    """It shows the last part of each key."""
+    defs = dg.Definitions.merge(make(topics=["orders"]).definitions, RESOURCES)
+    keys = defs.resolve_asset_graph().get_all_asset_keys()
+    assert sorted(key.path[-1] for key in keys) == ["orders", "orders_crash_lag", "orders_topic"]
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_the_page_shows_what_loads(project, monkeypatch):
     repository = defs.get_repository_def()
     dg.Definitions.validate_loadable(defs)
     keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
-    assert keys == {"kafka/orders", "orders", "orders_crash_lag"}
+    assert keys == {"kafka/orders_topic", "orders", "orders_crash_lag"}
     assert {job.name for job in repository.get_all_jobs()} >= {"orders_job", "orders_crash_lag_job"}
     assert [sensor.name for sensor in repository.sensor_defs] == ["orders_group"]
 
@@ -223,7 +223,8 @@ def test_sql_describes_its_asset(project):
     """Who looks at the asset sees the query."""
     write(project, **EMBEDDED)
     spec = load(project)[1].resolve_assets_def("orders").specs_by_key[dg.AssetKey("orders")]
-    assert SQL in spec.description
+    assert "```" not in spec.description, "the lineage shows it as it is written"
+    assert spec.metadata["sql"].value == f"```sql\n{SQL}\n```"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_the_ten_lines_give_what_the_readme_says(shown):
     """External asset, live asset, crash lag asset, two jobs and the sensor, under the names the README gives."""
     repository = shown["defs"].get_repository_def()
     assert {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()} == {
-        "kafka/orders",
+        "kafka/orders_topic",
         "orders",
         "orders_crash_lag",
     }

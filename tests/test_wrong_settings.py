@@ -170,6 +170,7 @@ SPARK = {
     "remote": ["", "spark:1", "sc://", "sc://h:0", "sc://h:99999", "sc://h:x", "sc://[::1", "sc://h:1/x", "sc://h:1/;token",
                "sc://h:1/;session_id=x", "sc://h:1/;token=hunter2\0", "sc://h:1/;token=hunterü", "sc://h:1 ", " sc://h:1",
                "SC://h:1", "sc://\ud800:1", 7, None],
+    "ui_url": ["", "driver:4040", "sc://h:1", "http://\ud800", 7],
 }  # fmt: skip
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
 

@@ -65,6 +65,10 @@ def shown(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://")) and _is_text(text)
+
+
 def _is_text(text: str) -> bool:
     return "\0" not in text and not _HALF_CHARACTER.search(text)
 
@@ -139,6 +143,7 @@ TABLE = Name(
     _is_table,
 )
 SERVERS = Name("host:port,host:port with ports from 1 to 65535, and no web address", _are_servers)
+URL = Name("a web address, http://… or https://…", _is_url)
 REMOTE = Name(
     "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",
     _is_remote,

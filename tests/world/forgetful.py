@@ -20,6 +20,8 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.spark.errors import TransformError
 
+SPARK_UI = "http://127.0.0.1:4040"
+
 
 class CrashError(Exception):
     """What ended a run."""
@@ -41,7 +43,7 @@ class Forgetful:
             default_max_batch_seconds=60,
             **({"session_timeout_seconds": 1.5} if protocol == "classic" else {}),
         )
-        self._connect = kl.SparkConnectResource(remote=services.spark_remote)
+        self._connect = kl.SparkConnectResource(remote=services.spark_remote, ui_url=SPARK_UI)
         self.between = None  # called with each batch before it is read
         self.cursor = None
         self.settings = {"enable_parallel_rebalance": True, "batches_in_flight": 1, **settings}

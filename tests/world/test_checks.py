@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import dagster as dg
 import pytest
+from dagster._core.loader import LoadingContextForTest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cursors import GroupCursor
 from tests.world.one_group import join
 
 NAMES = ("group_alive", "lag", "retention", "exact", "crash_lag_age")
@@ -56,6 +60,21 @@ class Checked:
             self.instance.report_runless_asset_event(event)
         return {e.check_name: e for e in tick.asset_events if isinstance(e, dg.AssetCheckEvaluation)}
 
+    def is_materialized(self):
+        """A run of the asset, which Dagster takes for its newest version."""
+        dg.materialize([dg.asset(name="orders")(lambda: None)], instance=self.instance)
+
+    def seconds_later(self, seconds):
+        """By the memory of the sensor."""
+        cursor = GroupCursor.decode(self.cursor)
+        self.cursor = cursor.model_copy(update={"checked_at": cursor.checked_at - seconds}).encode()
+
+    def shown(self, name):
+        """Whether Dagster's pages show an evaluation of the check."""
+        key = dg.AssetCheckKey(dg.AssetKey("orders"), name)
+        [record] = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
+        return asyncio.run(record.targets_latest_materialization(LoadingContextForTest(self.instance)))
+
     def fails(self, evaluated, name, severity, says):
         """One check fails as it is said, and no other of them does."""
         assert {n for n, one in evaluated.items() if not one.passed} == {name}
@@ -85,6 +104,14 @@ def test_each_check_fails_for_its_own_reason(checked):
         told = checked.tick()
         assert {name: one.passed for name, one in told.items()} == dict.fromkeys(NAMES, True)
         assert checked.tick() == {}, "what stays as it is, is not stored with every tick"
+        checked.is_materialized()
+        assert not checked.shown("lag"), "Dagster shows evaluations of the last materialization alone"
+        assert checked.tick() == {}, "run after run may end: not with each of them"
+        checked.seconds_later(20)
+        assert set(checked.tick()) == set(NAMES)
+        assert checked.shown("lag")
+        checked.seconds_later(20)
+        assert checked.tick() == {}
         found = checked.run()
         assert all(one.passed for one in found.values()), found
         assert 0 < found["crash_lag_age"].metadata["oldest_seconds"].value < 3600

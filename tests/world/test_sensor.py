@@ -48,7 +48,7 @@ class Sensor:
         return first
 
     def _events(self, result):
-        key = dg.AssetKey(["kafka", self.asset.topics[0]])
+        key = dg.AssetKey(["kafka", f"{self.asset.topics[0]}_topic"])
         seen = [event.metadata["events"].value for event in result.asset_events if event.asset_key == key]
         return [line.removeprefix("- ") for text in seen for line in text.splitlines() if line != "none"]
 

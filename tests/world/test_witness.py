@@ -17,7 +17,8 @@ from kafka_liveness_dagster.cli import main
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.group_commands import status
-from tests.world.forgetful import Forgetful, kept
+from kafka_liveness_dagster.runs import FENCED_TAG
+from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
 
 on_both_protocols = pytest.mark.parametrize("forgetful", ["classic", "consumer"], indirect=True)
@@ -42,6 +43,11 @@ def is_exact_once_drained(world, *spans):
     for span in {*spans, *world.owed()}:
         assert world.catch_up(span) is None
     assert world.offsets() == kept(0, world.log_end)
+    well = world.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS]))
+    assert well
+    assert not any(FENCED_TAG in run.tags for run in well), "nothing was the matter with them"
+    told = world.instance.get_latest_materialization_event(dg.AssetKey(world.name)).asset_materialization
+    assert told.metadata["spark_ui"] == dg.MetadataValue.url(SPARK_UI)
 
 
 @on_both_protocols
