@@ -88,7 +88,8 @@ _HOMES = {
     "kafka_asset": "assets",
 }
 
-# pyspark asks for it where a function of the user's is defined (@udf, @pandas_udf): before any Spark is there
+# As pyspark's own ``remote(…)`` does, which is not used here; pyspark asks for it where a function of the user's is
+# defined (@udf, @pandas_udf), before any Spark is there
 os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
@@ -127,6 +130,16 @@ def test_the_assets_say_where_the_rows_go():
         here: ({**both, "sink": here}, False),
         "Sink": ({**both, "sink": "Sink"}, False),
     }
+
+
+def test_forgotten_resources_are_explained():
+    """What Dagster says of them, which this package cannot change, is on the page of errors; and its remedy loads."""
+    page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text(encoding="utf-8")
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as told:
+        dg.Definitions.validate_loadable(make().definitions)
+    assert str(told.value).partition(". ")[0].replace("'spark'", "'kafka'") in page
+    [remedy] = re.findall(r"`(dg\.Definitions\.merge\(.*?)`", page)
+    dg.Definitions.validate_loadable(eval(remedy, {"dg": dg, "kl": kl, "orders": make()}))  # noqa: S307
 
 
 def test_no_two_assets_look_alike_in_the_lineage():

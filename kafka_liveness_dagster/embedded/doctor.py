@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = "embedded"
 _KAFKA_SECONDS = 5.0
+_SPARK_SECONDS = 10.0
 _LIMITS = ("group.min.session.timeout.ms", "group.max.session.timeout.ms")
 _START_THEM = "start it with `kafka-liveness up`"
 
@@ -70,7 +71,7 @@ def _jars() -> str:
             f"{', '.join(broken[:3])} in {jars.jars_folder()} are not what was downloaded: remove them, and "
             "`kafka-liveness up` downloads them again"
         )
-    return f"complete in {jars.jars_folder()}, checksums as downloaded"
+    return f"complete in {jars.jars_folder()}, checksums as downloaded, for pyspark {jars.check_pyspark()}"
 
 
 def _kafka(bootstrap_servers: str) -> str:
@@ -107,20 +108,15 @@ def _spark(remote: str) -> str:
 
 
 def _spark_version(url: str) -> str:
-    from pyspark.errors import PySparkException  # noqa: PLC0415  takes half a second
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415  takes half a second
+    from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
 
+    session = connect(url, timeout_seconds=_SPARK_SECONDS)
     try:
-        session = SparkSession.builder.remote(url).create()
-        try:
+        with line_of(session).within(_SPARK_SECONDS, "it was asked for its version"):
             return str(session.version)
-        finally:
-            session.stop()
-    except PySparkException as error:
-        first = str(error).strip().splitlines()[:3]
-        raise UnhealthyError(
-            f"the server refused: {' '.join(line.strip() for line in first)}: check the token in the address"
-        ) from None
+    finally:
+        end(session)
 
 
 def _catalog(home: Path) -> str:

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import zipfile
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -32,6 +33,8 @@ NAMES: tuple[Name, ...] = get_args(Name)
 _HERE = Path(__file__).parent
 _LAST_LINES = 15
 _SUMS = "SHA256SUMS"
+_CONNECTORS = {"4.1.3": "4.1.3", "4.1.4": "4.1.3"}
+"""Spark's Kafka connector for each pyspark it was run with here; 4.1.4 of it was never published."""
 
 
 def jars_folder() -> Path:
@@ -48,6 +51,23 @@ def pyspark_folder() -> Path:
     if spec is None or spec.origin is None:
         raise JarsError("pyspark is not installed here: pip install 'pyspark[connect]'")
     return Path(spec.origin).parent
+
+
+def check_pyspark() -> str:
+    """The version of pyspark here, one that the embedded Spark has jars for.
+
+    Raises:
+        JarsError: it is none of these.
+    """
+    found = version("pyspark")
+    if found not in _CONNECTORS:
+        known = " or ".join(_CONNECTORS)
+        raise JarsError(
+            f"the embedded Spark is made for pyspark {known}, and here is {found}: pip install "
+            f"'pyspark[connect]=={max(_CONNECTORS)}', or use a Spark Connect server of yours (SparkConnectResource("
+            "remote=…)) with the Kafka connector and the Iceberg runtime of its own version"
+        )
+    return found
 
 
 def resolved(name: Name) -> Path | None:
@@ -109,10 +129,15 @@ def _sum(jar: Path) -> str:
     return hashlib.sha256(jar.read_bytes()).hexdigest()
 
 
+def _wanted(name: str) -> bytes:
+    """What Ivy is to bring; of Spark's, what belongs to the pyspark that is here."""
+    module = (_HERE / f"ivy-{name}.xml").read_bytes()
+    return module.replace(b"@connector@", _CONNECTORS[check_pyspark()].encode()) if name == "spark" else module
+
+
 def _folder(name: str, root: Path) -> Path:
     """Named after what is asked for, so that other versions are another folder."""
-    wanted = hashlib.sha256((_HERE / f"ivy-{name}.xml").read_bytes()).hexdigest()
-    return root / f"{name}-{wanted[:8]}"
+    return root / f"{name}-{hashlib.sha256(_wanted(name)).hexdigest()[:8]}"
 
 
 def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
@@ -144,10 +169,11 @@ def _scratch(name: str, root: Path) -> Iterator[Path]:
 def _run_ivy(name: str, scratch: Path, log: Path, show: Callable[[str], None]) -> bool:
     """Whether Ivy failed; its words are in ``log``."""
     show(f"downloading the {name} jars")
+    (scratch / "ivy.xml").write_bytes(_wanted(name))
     with (
         log.open("w") as lines,
         subprocess.Popen(
-            _ivy_command(name, scratch),
+            _ivy_command(scratch),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -167,7 +193,7 @@ def _run_ivy(name: str, scratch: Path, log: Path, show: Callable[[str], None]) -
             ivy.kill()
 
 
-def _ivy_command(name: str, scratch: Path) -> list[str]:
+def _ivy_command(scratch: Path) -> list[str]:
     spark_jars = pyspark_folder() / "jars"
     ivy = next(iter(spark_jars.glob("ivy-2*.jar")), None)
     if ivy is None:
@@ -175,7 +201,7 @@ def _ivy_command(name: str, scratch: Path) -> list[str]:
     return [
         str(find_java()), "-cp", str(ivy), "org.apache.ivy.Main",
         "-settings", str(ivy_settings()),
-        "-ivy", str(_HERE / f"ivy-{name}.xml"),
+        "-ivy", str(scratch / "ivy.xml"),
         "-cache", str(scratch / "cache"),
         "-retrieve", str(scratch / "jars" / "[artifact]-[revision](-[classifier]).[ext]"),
     ]  # fmt: skip

@@ -6,7 +6,6 @@ Never shares a session: each caller's own is interrupted, configured and stopped
 from __future__ import annotations
 
 import atexit
-import os
 import re
 import threading
 from contextlib import contextmanager, suppress
@@ -51,7 +50,6 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) ->
         InvalidSettingError: ``remote`` is not a Spark Connect URL.
     """
     line = _line(remote)
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as pyspark's own ``remote(…)``: its functions are Connect's now
     session = _created(line)
     _opened.append(session)
     # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the server died.

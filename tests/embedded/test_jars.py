@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import threading
 import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +115,18 @@ def test_a_damaged_jar_is_downloaded_again(repository):
     assert (jars.resolve("kafka") / jar.name).read_bytes() == repository.jar
 
 
+def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
+    """A connector for each, in a folder of its own; for one that nobody has tried, what to install is said."""
+    here = jars.resolve("spark")
+    assert f"spark-sql-kafka-0-10_2.13-{jars._CONNECTORS[metadata.version('pyspark')]}.jar" in names(here)
+    monkeypatch.setattr(jars, "_CONNECTORS", {"4.1.9": "4.1.8"})
+    with pytest.raises(JarsError, match=r"made for pyspark 4\.1\.9, and here is .* pip install 'pyspark\[connect\]==4"):
+        jars.resolve("spark")
+    monkeypatch.setattr(jars, "version", lambda _: "4.1.9")
+    assert "spark-sql-kafka-0-10_2.13-4.1.8.jar" in names(jars.resolve("spark"))
+    assert jars.resolved("spark") != here
+
+
 def test_one_that_was_exchanged_is_known_by_its_checksum(repository):
     """It is a jar like any other, so only who reads all of it sees that; the doctor does."""
     folder = jars.resolve("kafka")
@@ -179,3 +194,9 @@ def test_processes_that_ask_at_once_download_once(repository):
     began = time.perf_counter()
     jars.resolve("kafka")
     assert time.perf_counter() - began < 0.5
+
+
+def test_the_page_has_every_pair():
+    """Which pyspark and which connector go together."""
+    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| (\d\S*) \| (\d\S*) ?[^|]*\| 1\.12\.0 \|$", page, re.MULTILINE)) == jars._CONNECTORS

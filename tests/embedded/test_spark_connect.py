@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded import spark_connect, state
+from kafka_liveness_dagster.embedded import doctor, spark_connect, state
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()"]
 
@@ -78,6 +79,17 @@ def test_the_doctor_finds_nothing_wrong(told):
     ]
     assert "session timeouts of 1,000 to 1,800,000 ms" in doctor.stdout
     assert doctor.returncode == 0
+
+
+def test_the_doctor_waits_for_no_silent_spark(monkeypatch):
+    """A server that takes connections and says nothing: pyspark alone would go on for ten minutes."""
+    monkeypatch.setattr(doctor, "_SPARK_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = list(doctor.examine("127.0.0.1:1", f"sc://127.0.0.1:{silent.getsockname()[1]}/;token=hunter2"))
+    [spark] = [one for one in found if one.subject == "spark"]
+    assert not spark.ok
+    assert "no Spark Connect server answered" in spark.told
+    assert "hunter2" not in spark.told
 
 
 def test_down_leaves_no_process(told, shared_home, processes_of):
