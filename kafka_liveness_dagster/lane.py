@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 
 
 class Lane(Protocol):
     """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
 
-    def commit(self, batch: Batch) -> None: ...  # noqa: D102 - the two classes document it
+    def commit(self, batch: Batch) -> tuple[TopicPartition, ...]: ...  # noqa: D102 - the two classes document it
     def confirm(self, batch: Batch) -> None: ...  # noqa: D102
     def check(self) -> None: ...  # noqa: D102
     def check_open(self, batch: Batch) -> None: ...  # noqa: D102

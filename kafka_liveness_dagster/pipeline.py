@@ -154,11 +154,15 @@ class Pipeline:
         if written.attempts > 1:
             again = "its files" if written.rewritten else "the same offsets"
             log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
-        lane.commit(one.batch)
+        handed_over = lane.commit(one.batch)
         reach(Failpoint.AFTER_OFFSET_COMMIT)
         seconds = flight.landed()
         tally.add(one.batch, written.rows, seconds)
-        log.info("committed %s: %s in %.2f s", one.batch, counted(written.rows), seconds)
+        if handed_over:
+            but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
+            log.info(but, one.batch, ", ".join(map(str, handed_over)), counted(written.rows), seconds)
+        else:
+            log.info("committed %s: %s in %.2f s", one.batch, counted(written.rows), seconds)
         return seconds
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:

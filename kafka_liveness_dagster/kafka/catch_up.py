@@ -139,8 +139,11 @@ class CatchUpConsumer(Watched, ReadsRecords):
         """
         self._watchdog.check()
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch) -> tuple[()]:
         """Record a processed batch in the second log; repeated when another run's write replaced it.
+
+        Returns:
+            Nothing: there is nobody to whom partitions are handed over.
 
         Raises:
             FencedError: this process may not commit any more.
@@ -151,6 +154,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
         self._second.record(batch.ranges, self._watchdog.check)
         self._proof.wrote(batch.ranges)
         self._last_committed = batch.last
+        return ()
 
     def outstanding_ranges(self) -> list[OffsetRange]:
         """What of the asked ranges is still to be done, by both commit logs and the table; sorted."""

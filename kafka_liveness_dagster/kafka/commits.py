@@ -5,7 +5,7 @@ Never plans. A refusal says what it means and fences when the group goes on with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.live import LiveLane
 
 
+Committed = TypeVar("Committed")
+
+
 class Commits(TwoLanes):
     """The commits of a consumer, its view of both logs included."""
 
@@ -27,12 +30,15 @@ class Commits(TwoLanes):
     _last_committed: TopicPartition | None
     _told_work = False
 
-    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> None:
+    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit a processed batch: position, mark and owed ranges in one request.
 
         Partitions that were handed over meanwhile are left to their new owner, who processes them again. Plain
         offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the offset lags
         created by a crash", it goes to the second commit log, the others to the first.
+
+        Returns:
+            The partitions that were handed over: nothing of them was committed.
 
         Raises:
             FencedError: this process may not commit any more.
@@ -41,13 +47,13 @@ class Commits(TwoLanes):
         self._watchdog.check()
         if isinstance(done, Batch):
             self._check_epoch(done)
-            self._commit_live(done.spans, done.arrivals)
+            handed_over = self._commit_live(done.spans, done.arrivals)
             self._last_committed = done.last
             if not self._told_work:
                 self._told_work = True
                 self._link.worked()
-        else:
-            self._commit_offsets(done)
+            return handed_over
+        return self._commit_offsets(done)
 
     def confirm(self, batch: Batch) -> None:
         """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
@@ -67,16 +73,18 @@ class Commits(TwoLanes):
         if self._lane is None or batch.epoch != self._epoch:
             raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
 
-    def _commit_live(self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]) -> None:
+    def _commit_live(
+        self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]
+    ) -> tuple[TopicPartition, ...]:
         # the work is done: waiting for the group is no stall
-        self._with_group(lambda lane: lane.commit(spans, arrivals, self._watchdog.polled))
+        return self._with_group(lambda lane: lane.commit(spans, arrivals, self._watchdog.polled))
 
-    def _with_group(self, commit: Callable[[LiveLane], None]) -> None:
+    def _with_group(self, commit: Callable[[LiveLane], Committed]) -> Committed:
         lane = self._lane
         assert lane is not None  # noqa: S101 - it has a position
         unreachable = False
         try:
-            commit(lane)
+            return commit(lane)
         except BrokerUnreachableError:
             unreachable = True  # to wait for it once more, as a new member, would take as long again
             raise

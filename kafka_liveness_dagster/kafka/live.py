@@ -116,8 +116,8 @@ class LiveLane:
         spans: Mapping[TopicPartition, Span],
         arrivals: Mapping[TopicPartition, int],
         waiting: Callable[[], None],
-    ) -> None:
-        """Commit done spans; those that were handed over meanwhile are their new owner's to do again.
+    ) -> tuple[TopicPartition, ...]:
+        """Commit done spans; gives those that were handed over meanwhile, which are their new owner's to do again.
 
         Raises:
             TopicRecreatedError: the topic was made anew since they were planned: nobody knows whose records they are.
@@ -130,6 +130,7 @@ class LiveLane:
         if handed_over:
             told = "handed over before the commit, replayed by the new owner: %s"
             self._log.info(told, ", ".join(map(str, handed_over)))
+        return handed_over
 
     def confirm(self, batch: Batch, waiting: Callable[[], None]) -> None:
         """Commit nothing new, unless something was planned so lately that nobody can have been given the batch since.

@@ -139,15 +139,16 @@ class TwoLanes:
         """
         return self._link.catch_up_runs(self.settings.group_id) > 0
 
-    def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         facts = self._cluster.facts(self.settings.group_id, list(offsets))
         owed = {tp: owed_before(offset, facts[tp].outstanding) for tp, offset in offsets.items()}
         mine = {tp: self._in_hand(tp, offset) for tp, offset in offsets.items() if owed[tp] is None}
         if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
             self._second_log().record(caught_up, self._watchdog.check)
-        if mine:
-            spans = {tp: Span(owned.committed, offsets[tp]) for tp, owned in mine.items()}
-            self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
+        if not mine:
+            return ()
+        spans = {tp: Span(owned.committed, offsets[tp]) for tp, owned in mine.items()}
+        return self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
 
     def _second_log(self) -> SecondLog:
         self._second = self._second or SecondLog(self._kafka, self.settings.group_id, self._link.client_id)
@@ -181,5 +182,7 @@ class TwoLanes:
                 "call this where it is owned now"
             )
 
-    def _commit_live(self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]) -> None:
+    def _commit_live(
+        self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]
+    ) -> tuple[TopicPartition, ...]:
         raise NotImplementedError

@@ -20,6 +20,7 @@ from tests.simulation.world import Simulation
 HISTORIES, CHUNK = 4_000, 2_000
 MUST_HAPPEN = {  # in every chunk: what a simulation does not reach it does not test
     "committed %s: %s in %.2f s",
+    "written %s and committed but for %s, which its new owner writes again: %s in %.2f s",
     "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d",
     "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges",
     "%s is paused at %d, in both lanes: resume() lets it go on",

@@ -102,6 +102,11 @@ def test_crash_lag_is_backfilled_by_clicking(ui, crashed_run, cluster, rows, tmp
     wait_until("the sensor has added three partitions", lambda: len(partitions()) == len(KEYS))
     assert partitions() == KEYS
     with browser(tmp_path) as page:
+        page.goto(f"{ui.url}/asset-groups")
+        for told in ("orders_topic", "orders", "orders_crash_lag", "4 / 4 Passed"):  # checks, though a run has ended
+            expect(page.get_by_text(told, exact=True).first).to_be_visible()
+        picture(page, "lineage")
+
         page.goto(f"{ui.url}/assets")
         page.locator('a[href$="/assets/orders_crash_lag"]').first.click()
         expect(page.get_by_text("jumped over after a crash")).to_be_visible()
@@ -110,8 +115,8 @@ def test_crash_lag_is_backfilled_by_clicking(ui, crashed_run, cluster, rows, tmp
         tab(page, "Events").click()
         page.get_by_text("orders:3:70-120").first.click()
         expect(page.get_by_text("Partition orders:3:70-120 observed")).to_be_visible()
-        told = f"50 offsets the live lane jumped over (run {run_mark(crashed_run.run_id)} crashed)"
-        expect(page.get_by_text(told)).to_be_visible()
+        why = f"50 offsets the live lane jumped over (run {run_mark(crashed_run.run_id)} crashed)"
+        expect(page.get_by_text(why)).to_be_visible()
         picture(page, "why")
 
         tab(page, "Partitions").click()
