@@ -22,6 +22,7 @@ GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "reten
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _TOLD_AGAIN_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
+_SAME_SECONDS = 1.5  # SQLite stores whole ones
 _CONNECT_SECONDS = 10.0  # a run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
 _WHAT = {
     GROUP_ALIVE: "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that is "
@@ -97,10 +98,16 @@ class GroupChecks:
 
         return checks
 
-    def newest(self, instance: dg.DagsterInstance) -> int:
-        """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten."""
-        records = instance.get_asset_records([self.live, self.crash_lag])
-        return max((one.asset_entry.last_materialization_storage_id or 0 for one in records), default=0)
+    def newest(self, instance: dg.DagsterInstance, now: float) -> int:
+        """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten.
+
+        Of one of this very moment only the next look knows: what is stored in the same second may count as older.
+        """
+        known = (
+            one.asset_entry.last_materialization_record
+            for one in instance.get_asset_records([self.live, self.crash_lag])
+        )
+        return max((one.storage_id for one in known if one and one.timestamp < now - _SAME_SECONDS), default=0)
 
     def evaluate(
         self,
@@ -173,7 +180,7 @@ def _began(record: dg.RunRecord) -> float:
 
 def are_forgotten(newest: int, told_of: int, told_at: float, now: float) -> bool:
     """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
-    return newest != told_of and now - told_at >= _FORGOTTEN_SECONDS
+    return newest > told_of and now - told_at >= _FORGOTTEN_SECONDS
 
 
 def news(

@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.membership import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
-from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
+from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity, check_target
 from kafka_liveness_dagster.kafka.witness import believed
 from kafka_liveness_dagster.partitions import range_of
 from kafka_liveness_dagster.runs import lane_tags, unfinished
@@ -80,6 +80,7 @@ class GroupLook:
         Raises:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
             TopicRecreatedError: the offsets are of a topic that was deleted.
+            OtherTableError: the group's commits are about another table than the witness.
         """
         in_progress = by_lane(instance.get_run_records(unfinished(group_id)))
         recent = instance.get_run_records(
@@ -133,6 +134,7 @@ def _asked(
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
     facts = {tp: _facts(first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps}
     if witness is not None:  # last: what is committed was written before that
+        check_target(group_id, facts, witness.target)
         ids = cluster.topic_ids(topics)
         facts = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in believed(facts, witness).items()}
     return tuple(_partition(tp, one) for tp, one in facts.items()), group

@@ -11,6 +11,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.second_log import SecondLog
+from kafka_liveness_dagster.metadata import number
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
@@ -28,8 +29,8 @@ def move(kafka: KafkaSettings, group_id: str, target: str) -> list[str]:
     cluster = Cluster(kafka)
     if members := cluster.members(group_id):
         raise InvalidSettingError(
-            f"group {group_id} has {len(members)} members ({members[0].client_id}): they write to the table that its "
-            "commits are about. End the live runs, then say it again; nothing was changed"
+            f"group {group_id} has {number(len(members), 'member')} ({members[0].client_id}): they write to the table "
+            "of its commits. End the live runs, then say it again; nothing was changed"
         )
     second = SecondLog(kafka, group_id, "kafka-liveness/move")
     try:

@@ -133,7 +133,7 @@ class _Watch:
         materialized = instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
         cursor, now = GroupCursor.decode(context.cursor), time.time()
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
-        newest = self.checks.newest(instance) if self.checks else 0
+        newest = self.checks.newest(instance, now) if self.checks else 0
         forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
         look = self._look(cluster, instance, table, must_ask=is_due or forgotten)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
@@ -177,7 +177,7 @@ class _Watch:
                 events=cursor.events + len(events),
                 outcomes=outcomes,
                 checked_at=checked_at,
-                judged_of=newest if judged else cursor.judged_of,
+                judged_of=max(newest, cursor.judged_of) if judged else cursor.judged_of,
                 epoch=cursor.epoch or int(now),
             ).encode(),
         )

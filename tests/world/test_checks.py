@@ -11,6 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cursors import GroupCursor
 from tests.world.one_group import join
+from tests.world.stories import wait_for
 
 NAMES = ("group_alive", "lag", "retention", "exact", "crash_lag_age")
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
@@ -108,7 +109,7 @@ def test_each_check_fails_for_its_own_reason(checked):
         assert not checked.shown("lag"), "Dagster shows evaluations of the last materialization alone"
         assert checked.tick() == {}, "run after run may end: not with each of them"
         checked.seconds_later(20)
-        assert set(checked.tick()) == set(NAMES)
+        assert set(wait_for(checked.tick)) == set(NAMES)
         assert checked.shown("lag")
         checked.seconds_later(20)
         assert checked.tick() == {}

@@ -231,12 +231,18 @@ def test_two_tables_are_two_groups(forgetful):
         assert isinstance(error, OtherTableError), error
         assert f"writes to {renamed}, but the commits of group {world.group} are about {world.table}" in str(error)
     assert (world.committed(), world.owed(), world.second_log(), world.green()) == (120, [(70, 120)], second, [])
+    world.settings["table"] = renamed
+    for _ in range(2):  # and its sensor starts nothing
+        with pytest.raises(OtherTableError):
+            world.tick()
+    del world.settings["table"]
+    world.tick()
 
     move = ["move", world.group, renamed, "--bootstrap-servers", world.servers]
     with world.kafka.consumer(topics=[world.topic], group_id=world.group) as consumer:
         assert consumer.poll(0.0) is None
         refused = CliRunner().invoke(main, move)
-        assert (refused.exit_code, "has 1 members" in refused.output) == (1, True), refused.output
+        assert (refused.exit_code, "has 1 member (" in refused.output) == (1, True), refused.output
     world.sql(f"ALTER TABLE {{t}} RENAME TO {renamed.partition('.')[2]}")
     told = CliRunner().invoke(main, move)
     assert (told.exit_code, told.output) == (0, f"{world.tp}: {world.table} -> {renamed}\n")
