@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -10,10 +12,12 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
 
     from pyspark.sql import SparkSession
 
     from kafka_liveness_dagster.embedded.services import Services
+    from kafka_liveness_dagster.parts import KafkaAsset
 
 # Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives none back
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
@@ -30,6 +34,33 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
             yield embedded.ensure()
         finally:
             embedded.stop()
+
+
+@pytest.fixture(scope="session")
+def example() -> Callable[[str], ModuleType]:
+    """One of docs/examples, loaded anew: ``example("orders")``."""
+    folder = Path(__file__).parents[1] / "docs" / "examples"
+
+    def load(name: str) -> ModuleType:
+        spec = spec_from_file_location(f"example_{name}", folder / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def like() -> Callable[..., KafkaAsset]:
+    """An asset with some settings of ours: ``like(asset, topics=["mine"], idle_seconds=0.5)``."""
+
+    def make(asset: KafkaAsset, **settings: object) -> KafkaAsset:
+        theirs = {name: getattr(asset, name) for name in type(asset).model_fields}
+        return type(asset)(**{**theirs, **settings})
+
+    return make
 
 
 @pytest.fixture

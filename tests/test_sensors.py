@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -104,17 +103,13 @@ def test_a_cursor_of_another_version_is_none(cursor):
     assert GroupCursor.decode(cursor).memory is None
 
 
-def test_the_page_shows_a_hook_that_works():
-    """Its Python is run: a crash asks for the job with a config that the job takes, a graceful leave for nothing."""
-    page = (Path(__file__).parents[1] / "docs" / "sensor.md").read_text(encoding="utf-8")
-    [block] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    names: dict = {}
-    exec(compile(block, "docs/sensor.md", "exec"), names)  # noqa: S102 - our own page
-    asset = names["orders"]
-    done = MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
+def test_the_page_shows_a_hook_that_works(example):
+    """A crash asks for the job with a config that the job takes, a graceful leave for nothing."""
+    shown = example("alerts")
+    asset, done = shown.orders, MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
     requests, failed = Answers("orders_group", asset.on_event, asset.event_jobs[0].name).to([CRASH, done], LATER, LOG)
     assert ([request.job_name for request in requests], failed) == (["page_someone"], [])
-    assert names["page_someone"].execute_in_process(run_config=requests[0].run_config).success
+    assert shown.page_someone.execute_in_process(run_config=requests[0].run_config).success
     assert {job.name for job in asset.sensor.jobs} == {"orders_job", "page_someone"}
 
 

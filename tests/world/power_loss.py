@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -23,8 +22,7 @@ _START_SENSOR = """mutation ($sensor: SensorSelector!) { startSensor(sensorSelec
 
 def pipeline(topic, group, table):
     """The README's, on a topic, a group and a table that no other test has."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"^```python\n(import dagster.*?)^```", page, re.DOTALL | re.MULTILINE)
+    code = (ROOT / "docs" / "examples" / "orders.py").read_text(encoding="utf-8")
     for there, here in (
         ('topics=["orders"]', f'topics=["{topic}"]'),
         ("orders-etl", group),

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
-import dagster as dg
 import pytest
 
 RUN = """
@@ -25,21 +22,6 @@ rows = Transformed(getattr(functions, which), spark.session(), ranges, kafka.set
 print(json.dumps(sorted((row.a, row.b) for row in rows.collect())))
 spark.teardown_after_execution(None)
 """
-
-
-def test_the_documented_example_gives_rows(services, make_topic, produce, table, rows, warm_spark):  # noqa: PLR0917
-    """docs/transforms.md, as it is but for its names: a run of its live lane."""
-    topic, text = make_topic(), (Path(__file__).parents[2] / "docs" / "transforms.md").read_text(encoding="utf-8")
-    produce(services.bootstrap_servers, topic, 0, ["tea", "mate"])
-    [code] = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    for name, ours in {'["orders"]': f'["{topic}"]', "orders-etl": f"etl-{topic}", "lake.shop.orders": table}.items():
-        assert name in code
-        code = code.replace(name, ours)
-    shown = {"__name__": "shown"}
-    exec(compile(code.replace("table=", "idle_seconds=1, table="), "docs/transforms.md", "exec"), shown)  # noqa: S102
-    with dg.DagsterInstance.ephemeral() as instance:
-        assert shown["defs"].resolve_job_def("orders_job").execute_in_process(instance=instance).success
-    assert [(row["order"], row["size"]) for row in rows(table)] == [("TEA", 3), ("MATE", 4)]
 
 
 @pytest.mark.parametrize("which", ["by_module", "by_itself"])

@@ -42,7 +42,6 @@ from kafka_liveness_dagster.kafka.errors import AccessRefusedError
 from kafka_liveness_dagster.spark import session as spark_session
 from kafka_liveness_dagster.spark.source import read
 
-DOCS = Path(__file__).parents[2] / "docs" / "security.md"
 PASSWORD = "hunter2\"\\; é$x'="  # everything that JAAS, Java and the shell would like to take for something else
 REDACTED = "hunter2"  # long enough to be in no word, name or digest of its own accord
 START_SECONDS = 60
@@ -170,21 +169,19 @@ def lake(table, rows):
 
 
 @pytest.fixture
-def example(secured, monkeypatch):
-    """The resource of the docs' example."""
+def shown(example, secured, services, monkeypatch):
+    """The example of docs/security.md, and what its variables are here."""
     for name, value in {
-        "KAFKA_BOOTSTRAP_SERVERS": secured.sasl, "KAFKA_USERNAME": "etl",
-        "KAFKA_PASSWORD": PASSWORD, "KAFKA_CA_FILE": secured.ca_file,
+        "KAFKA_BOOTSTRAP_SERVERS": secured.sasl, "KAFKA_USERNAME": "etl", "KAFKA_PASSWORD": PASSWORD,
+        "KAFKA_CA_FILE": secured.ca_file, "SPARK_REMOTE": services.spark_remote,
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    shown = {}
-    exec(re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1], shown)  # noqa: S102 - our own page
-    return shown["kafka"]
+    return example("login")
 
 
-def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(example, secured, services, lake, capfd):
+def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(shown, like, secured, lake, capfd):
     """A crash, then both lanes in Dagster: the table is exact, and nowhere is the password."""
-    kafka, group, (table, offsets) = example, f"etl-{uuid4().hex[:8]}", lake
+    kafka, group, (table, offsets) = shown.kafka, f"etl-{uuid4().hex[:8]}", lake
     topic = secured.make_topic(group)
     secured.produce(topic, 0, 40)
     settings = {"topics": [topic], "group_id": group, "enable_parallel_rebalance": True}
@@ -196,9 +193,8 @@ def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(example, secured, se
             assert consumer.poll(0.2) is None
     secured.produce(topic, 40, 50)
 
-    asset = kl.kafka_asset(name="orders", table=table, idle_seconds=0.5, **settings)(lambda batch: batch)
-    spark = kl.SparkConnectResource(remote=services.spark_remote)
-    defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
+    asset = like(shown.orders, table=table, idle_seconds=0.5, **settings)
+    defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=shown.defs.resources))
     key = f"{topic}:0:0-40"
     told = [repr(kafka), repr(kafka.settings())]
     with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:

@@ -1,4 +1,4 @@
-"""The sinks that docs/sinks.md shows, run as they stand there, and the built-in one: the same laws for all."""
+"""The sinks that docs/sinks.md shows, as they stand there, and the built-in one: the same laws for all."""
 
 from __future__ import annotations
 
@@ -24,20 +24,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
 SECONDS = 120
 
 
-def blocks(language):
-    """The page's code in one language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def shown():
-    """The page's Python, run from top to bottom in one namespace."""
-    names = {}
-    for block in blocks("python"):
-        exec(compile(block, "docs/sinks.md", "exec"), names)  # noqa: S102 - our own page
-    return SimpleNamespace(**names)
-
-
 HALF_A_MODULE = """<project><modelVersion>4.0.0</modelVersion>
 <groupId>org.slf4j</groupId><artifactId>slf4j-api</artifactId><version>2.0.13</version></project>"""
 
@@ -57,7 +43,8 @@ def delta_remote(services, tmp_path_factory):
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.driver.defaultJavaOptions": options,
     }
-    settings.write_text("\n".join([*blocks("properties"), *(f"{name} {value}" for name, value in kept.items())]))
+    shown = re.findall(r"^```properties\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    settings.write_text("\n".join([*shown, *(f"{name} {value}" for name, value in kept.items())]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(settings))
         try:
@@ -103,9 +90,9 @@ def shown_rows(frame):
 
 
 @pytest.fixture
-def parquet(shown, spark, tmp_path):
+def parquet(example, spark, tmp_path):
     """The Parquet sink on the shared Spark: ``put(ranges, make_frame)``, ``rows()`` and the session."""
-    sink = shown.ParquetSink(str(tmp_path / "orders"))
+    sink = example("parquet").ParquetSink(str(tmp_path / "orders"))
     return SimpleNamespace(
         sink=sink,
         spark=spark,
@@ -115,9 +102,9 @@ def parquet(shown, spark, tmp_path):
 
 
 @pytest.fixture
-def delta(shown, delta_remote, tmp_path):
+def delta(example, delta_remote, tmp_path):
     """The Delta sink on its own Spark."""
-    sink, spark = shown.DeltaSink(str(tmp_path / "orders")), connect(delta_remote)
+    sink, spark = example("delta").DeltaSink(str(tmp_path / "orders")), connect(delta_remote)
     yield SimpleNamespace(
         remote=delta_remote,
         spark=spark,

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
-import zipfile
 from contextlib import contextmanager
-from pathlib import Path
 
-import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The package as a wheel brings it: no checkout is near, and the folder has a space."""
-    folder = tmp_path_factory.mktemp("of a new user")
-    uv = shutil.which("uv", path=Path(sys.executable).parent)
-    wheel = [uv, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder, ROOT]
-    subprocess.run(wheel, check=True, capture_output=True)
-    [built] = folder.glob("*.whl")
-    with zipfile.ZipFile(built) as files:
-        files.extractall(folder / "site packages")
-    return folder / "site packages"
+from tests.first_hour.processes import processes_of
 
 
 @contextmanager
 def demo_in(folder, installed, *arguments):
     """Start the demo with a state folder of its own; whatever happens, its processes do not outlive this."""
-    env = {
-        **os.environ,
-        "KAFKA_LIVENESS_HOME": str(folder / "state"),
-        "PYTHONPATH": str(installed),
-        "PYTHONUNBUFFERED": "1",
-    }
-    command = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()", "demo", *arguments]
+    env = {**installed.env, "KAFKA_LIVENESS_HOME": str(folder / "state")}
+    command = [shutil.which("kafka-liveness", path=env["PATH"]), "demo", *arguments]
     output = subprocess.PIPE
     try:
         with subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT, text=True) as told:
@@ -54,15 +31,6 @@ def demo_in(folder, installed, *arguments):
         for process in left:
             process.kill()
     assert [process.info["cmdline"] for process in left] == []
-
-
-def processes_of(folder):
-    """Living processes whose command line or environment names the folder."""
-    for process in psutil.process_iter(["pid", "cmdline", "environ", "status"]):
-        told = [*(process.info["cmdline"] or ()), *(process.info["environ"] or {}).values()]
-        ours = process.info["pid"] != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE
-        if ours and any(str(folder) in text for text in told):
-            yield process
 
 
 def wait_for(line, told):

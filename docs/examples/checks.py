@@ -1,0 +1,11 @@
+import dagster as dg
+import kafka_liveness_dagster as kl
+
+@kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
+                max_lag=1_000_000, max_crash_lag_age_seconds=3600)
+def orders(batch):
+    return batch.selectExpr("topic", "partition", "offset", "cast(value as string) AS order_json")
+
+defs = dg.Definitions.merge(orders.definitions, dg.Definitions(
+    schedules=[dg.ScheduleDefinition(job=orders.checks_job, cron_schedule="*/10 * * * *")],   # see below
+    resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}))

@@ -1,0 +1,50 @@
+"""The package as a new user has it: the wheel alone, in a folder whose path has a space, and no checkout near."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DAGSTER_HOME", "KAFKA_LIVENESS_HOME", "KAFKA_BOOTSTRAP_SERVERS")
+# Dagster's daemon looks at backfills twice a minute, once to start their runs and once to see that they ended
+HURRY = """
+import sys
+if "dagster._daemon" in sys.orig_argv:
+    from dagster._daemon import controller
+    controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 1
+"""
+
+
+class Installed:
+    """A virtual environment with the wheel alone; what it needs is borrowed from ours: a download takes minutes."""
+
+    def __init__(self, folder):
+        venv, uv = folder / ".venv", shutil.which("uv", path=Path(sys.executable).parent)
+        offline = ["--offline", "--quiet", "--python"]
+        build = [uv, "build", "--wheel", "--no-build-isolation", *offline, sys.executable, "--out-dir", folder, ROOT]
+        subprocess.run(build, check=True, capture_output=True)
+        [wheel] = folder.glob("*.whl")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        subprocess.run([uv, "pip", "install", "--no-deps", *offline, venv / "bin" / "python", wheel], check=True)
+        packages = venv / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+        (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+        (packages / "sitecustomize.py").write_text(HURRY)
+        dagster = venv / "bin" / "dagster"
+        dagster.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m dagster "$@"\n')
+        dagster.chmod(0o755)
+        kept = {name: value for name, value in os.environ.items() if name not in OURS}
+        path = os.pathsep.join([str(venv / "bin"), os.environ["PATH"]])
+        self.env = {**kept, "PATH": path, "DAGSTER_DISABLE_TELEMETRY": "yes", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """Commands find the package by the ``PATH`` of its ``env``."""
+    return Installed(tmp_path_factory.mktemp("of a new user"))

@@ -1,0 +1,90 @@
+"""The examples of README and docs/ do what their pages say, on the real broker, Spark and Iceberg.
+
+Each is taken as it stands but for its names: topic, group and table are the test's own. Others are tried elsewhere:
+``orders`` and ``read_table`` in tests/first_hour, ``login`` in test_security, ``delta`` and ``parquet`` in test_sinks.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+
+WORDS = ["tea", "mate"]
+
+
+@pytest.fixture
+def topic(services, make_topic, produce, warm_spark):
+    """Two records wait."""
+    name = make_topic()
+    produce(services.bootstrap_servers, name, 0, WORDS)
+    return name
+
+
+@pytest.fixture
+def run(topic, like):
+    """``run(shown, *jobs, **names)``: an example's asset under our names; its live job, then these; the last run."""
+
+    def run_jobs(shown, *jobs, **names):
+        asset = like(shown.orders, **{"topics": [topic], "group_id": f"etl-{topic}", "idle_seconds": 0.5, **names})
+        resources = dg.Definitions(resources=shown.defs.resources)
+        defs = dg.Definitions.merge(asset.definitions, resources)
+        with dg.DagsterInstance.ephemeral() as instance:
+            for job in ("orders_job", *jobs):
+                done = defs.resolve_job_def(job).execute_in_process(instance=instance)
+                assert done.success
+        return done
+
+    return run_jobs
+
+
+def test_the_script_handles_each_record_and_commits(example, topic, services):
+    """Without Dagster: in order, and once."""
+    handled = []
+    example("script").process(topic, lambda record: handled.append(record.value().decode()))
+    assert handled == WORDS
+    first = kl.OffsetRange(topic, 0, 0, 2).topic_partition
+    commits = kl.KafkaLivenessResource().cluster().commits(f"{topic}-script", [first])
+    assert commits[first].offset == 2
+
+
+def test_functions_of_ones_own(run, example, table, rows):
+    """Row by row, and column by column."""
+    run(example("functions"), table=table)
+    assert [(row["order"], row["size"]) for row in rows(table)] == [("TEA", 3), ("MATE", 4)]
+
+
+def test_the_checks_pass_and_know_their_limits(run, example, table):
+    """Their job looks at the group that has just been read to its end."""
+    done = run(example("checks"), "orders_checks_job", table=table)
+    told = {one.check_name: one for one in done.get_asset_check_evaluations()}
+    assert {name for name, one in told.items() if one.passed} == {
+        "group_alive", "lag", "retention", "exact", "crash_lag_age",
+    }  # fmt: skip
+    assert "1,000,000" in told["lag"].description
+
+
+def test_an_alert_is_requested_with_a_config_that_its_job_takes(run, example, table):
+    """The hook's request is run, and says what happened."""
+    shown = example("alerts")
+    run(shown, table=table)
+    request = shown.on_event(kl.MemberLeft("0badcafe", kl.LeaveReason.CRASHED, ()))
+    paged = shown.defs.resolve_job_def("page_someone").execute_in_process(run_config=request.run_config)
+    assert paged.success
+
+
+def test_a_database_replaces_and_testifies(run, example, topic, tmp_path):
+    """Its rows are those of the topic, after a replay too; it says which offsets it holds."""
+    sink = example("database").DatabaseSink(tmp_path / "orders.db")
+    for group in ("first", "again"):
+        run(example("database"), sink=sink, group_id=f"{group}-{topic}")
+    with sqlite3.connect(sink.path) as database:
+        assert database.execute("SELECT offset, order_json FROM orders ORDER BY offset").fetchall() == [
+            (0, "tea"),
+            (1, "mate"),
+        ]
+    database.close()
+    assert sink.covered([]) == [kl.OffsetRange(topic, 0, 0, 2)]
