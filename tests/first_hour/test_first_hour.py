@@ -71,7 +71,8 @@ class Terminal:
         def feed():
             return [one for one in processes_of(self.project) if "produce" in one.info["cmdline"]]
 
-        feed()[0].terminate()
+        for one in feed():
+            one.terminate()
         self.wait_until("the end of the feed", lambda: not feed())
         described = self.types("kafka-liveness topic describe orders")
         return int(re.search(r" ([\d,]+) offsets", described)[1].replace(",", ""))
