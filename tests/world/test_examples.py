@@ -6,12 +6,15 @@ Each is taken as it stands but for its names: topic, group and table are the tes
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
+from contextlib import closing
 
 import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.spark.sink import replace
 
 WORDS = ["tea", "mate"]
 
@@ -76,15 +79,23 @@ def test_an_alert_is_requested_with_a_config_that_its_job_takes(run, example, ta
     assert paged.success
 
 
-def test_a_database_replaces_and_testifies(run, example, topic, tmp_path):
-    """Its rows are those of the topic, after a replay too; it says which offsets it holds."""
-    sink = example("database").DatabaseSink(tmp_path / "orders.db")
-    for group in ("first", "again"):
-        run(example("database"), sink=sink, group_id=f"{group}-{topic}")
-    with sqlite3.connect(sink.path) as database:
-        assert database.execute("SELECT offset, order_json FROM orders ORDER BY offset").fetchall() == [
-            (0, "tea"),
-            (1, "mate"),
-        ]
-    database.close()
-    assert sink.covered([]) == [kl.OffsetRange(topic, 0, 0, 2)]
+def test_a_database_replaces_and_testifies(run, example, topic, tmp_path, warm_spark):
+    """A batch with other bounds replaces its offsets alone, a fenced one nothing; it says which offsets it holds."""
+    sink, calls = example("database").DatabaseSink(tmp_path / "orders.db"), itertools.count(1)
+    run(example("database"), sink=sink)
+
+    def again(end, word, **options):
+        row = f"SELECT '{topic}' AS topic, 0 AS partition, 0L AS offset, '{word}' AS order_json"
+        replace(sink, [kl.OffsetRange(topic, 0, 0, end)], lambda: warm_spark.sql(row), **options)
+
+    def fenced_in_the_transaction():
+        if next(calls) == 3:
+            raise PermissionError
+
+    again(1, "coffee")
+    with pytest.raises(PermissionError):
+        again(2, "cocoa", may_go_on=fenced_in_the_transaction)
+    with closing(sqlite3.connect(sink.path)) as database:
+        held = database.execute("SELECT offset, order_json FROM orders ORDER BY offset").fetchall()
+    assert held == [(0, "coffee"), (1, "mate")]
+    assert sorted(sink.covered([])) == [kl.OffsetRange(topic, 0, 0, 1), kl.OffsetRange(topic, 0, 0, 2)]
