@@ -156,8 +156,13 @@ def backfill_by_clicking(page, url, keys, crashed):
     """docs/ui.md: what was skipped is found as missing, explained, launched and watched with clicks alone."""
     key, missing = keys[0], len(keys)
     start, end = map(int, key.rpartition(":")[2].split("-"))
-    page.goto(f"{url}/assets")
+    page.goto(f"{url}/asset-groups")
     page.get_by_role("button", name="Skip").click()  # Dagster's invitation to its community
+    for told in ("orders_topic", "orders", "orders_crash_lag", "4 / 4 Passed"):
+        expect(page.get_by_text(told, exact=True).first).to_be_visible()
+    picture(page, "lineage")
+
+    page.goto(f"{url}/assets")
     page.locator('a[href$="/assets/orders_crash_lag"]').first.click()
     expect(page.get_by_text("jumped over after a crash")).to_be_visible()
     picture(page, "asset")
