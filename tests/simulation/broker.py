@@ -61,8 +61,9 @@ class SimulatedBroker:
             return int(KafkaError._TIMED_OUT)
         for one in offsets:
             p = self.partitions[TopicPartition(one.topic, one.partition)]
-            p.adopt(client, one.offset, client.world.table.accounts()[p.tp])
+            p.adopt(client, one.offset, one.metadata, client.world.table.accounts()[p.tp])
             p.commit_first(one.offset, one.metadata)
+            p.given_up |= p.tp not in client.assignment
         clock.changed = True
         return int(KafkaError._TIMED_OUT) if failed else None
 
@@ -73,12 +74,13 @@ class SimulatedBroker:
             if p.holder is client and not p.erased:
                 p.acknowledged = one.offset
 
-    def commit_second(self, offsets: Iterable[KafkaTopicPartition]) -> None:
+    def commit_second(self, offsets: Iterable[KafkaTopicPartition], process: object) -> None:
         """By anybody."""
         failed = self.fails()
         if not failed or self._rng.random() < 0.5:
             for one in offsets:
-                self.partitions[TopicPartition(one.topic, one.partition)].commit_second(one.offset, one.metadata)
+                p = self.partitions[TopicPartition(one.topic, one.partition)]
+                p.commit_second(one.offset, one.metadata, process)
             clock.changed = True
         if failed:
             raise refused(int(KafkaError._TRANSPORT))
@@ -114,7 +116,8 @@ class Committer:
     def commit(self, offsets: list[KafkaTopicPartition], asynchronous: bool) -> list[KafkaTopicPartition]:  # noqa: FBT001
         """One OffsetCommit."""
         clock.point(0.4)
-        _broker().commit_second(offsets)
+        me: Any = getcurrent()
+        _broker().commit_second(offsets, me.process)
         clock.point(0.2)
         return offsets
 

@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from greenlet import getcurrent
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka.errors import is_held_up
 from tests.simulation.scheduler import clock
 from tests.simulation.threads import clock_stop
 
@@ -66,11 +67,11 @@ class MemberClient:
         self.events: deque[tuple[str, Any]] = deque()
         self.unheard: list[Callable[[], None]] = []
         self.is_member = self.joining = self.in_callback = self.closed = self.is_mute = False
-        self.was_told = self._rejoins = False
+        self.was_told = self.is_held_up = self._rejoins = False
         self.generation, self.silences = -1, 0
         self._polling: Any = None
         self._waiting: Any = None
-        self._polled_at = clock.now
+        self._polled_at = self.assigned_at = clock.now
         self.process.clients.append(self)
 
     def subscribe(self, _topics: list[str], on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
@@ -104,6 +105,7 @@ class MemberClient:
             raise clock_stop(HangError("a synchronous commit beside a poll"))
         clock.point(0.4)
         code = self.broker.commit_first(self, offsets)
+        self.is_held_up = code is not None and is_held_up(KafkaError(code))
         clock.point(0.2)
         if code is not None:
             self.world.note(f"commit refused: {KafkaError(code).name()}", self.process.name)
@@ -221,6 +223,7 @@ class MemberClient:
 
     def _call_back(self, what: str, partitions: list[TopicPartition]) -> None:
         self.in_callback = True
+        self.assigned_at = clock.now if what == "assign" else self.assigned_at
         try:
             self._callbacks[what](self, [KafkaTopicPartition(*tp) for tp in partitions])
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.oracle import after_an_enemy
+from tests.simulation.scheduler import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +76,7 @@ def second_log_gone(world: Simulation) -> None:
 
 
 def _commit(world: Simulation, p: SimulatedPartition, commit: tuple[int, str] | None) -> None:
-    world.set_back = True
+    world.set_back, world.set_back_at = True, clock.now
     p.put_first(commit)
     p.acknowledged, p.erased = commit[0] if commit else p.base, False
     after_an_enemy(world)
@@ -168,7 +169,8 @@ def begin_anew(world: Simulation) -> None:
     world.table.intruders = 0
     for p in world.partitions.values():
         p.born, p.base, p.acknowledged = p.topic_id, 0, 0
-        p.waived = p.forgiven = p.lost = p.enemy = p.wrongly_told = p.mistaken = p.went_back = 0
+        p.waived = p.forgiven = p.lost = p.enemy = p.wrongly_told = p.mistaken = p.went_back = p.covered = 0
+        p.given_up = p.unsaid = False
         p.unborn, p.holder, p.adopted_by, p.erased = True, None, None, False
         p.put_first(None)
         p.expire_second()
@@ -185,7 +187,7 @@ ENEMIES: Mapping[Callable[[Simulation], None], float] = {
     roll_back: 3,
     expire_snapshots: 3,
     compact: 2,
-    retention: 2,
-    make_topic_anew: 1,
+    retention: 5,
+    make_topic_anew: 2,
     begin_anew: 3,
 }

@@ -132,6 +132,17 @@ def stop_in_a_handover(world: Simulation) -> None:
         clock.block(0.25)
 
 
+def stop_in_a_commit(world: Simulation) -> None:
+    """SIGSTOP of who repeats a commit that a rebalance holds up; often it is back before its session ends."""
+    for _ in range(40):
+        for run in world.runs:
+            if not run.stopped and any(client.is_held_up and not client.in_callback for client in run.clients):
+                run.freezes, run.fuse = True, 1 + int(world.rng.random() * 6)
+                run.freeze_seconds = world.rng.random() * world.scenario.session_ms / 800
+                return
+        clock.block(0.1)
+
+
 def too_slow(world: Simulation) -> None:
     """A batch takes longer than its process timeout."""
     if run := _some_run(world):
@@ -145,6 +156,8 @@ def poison(world: Simulation) -> None:
         at = max(p.log_start, p.log_end - 1 - int(world.rng.random() * 4))
         world.poison.append(OffsetRange(*p.tp, at, at + 1))
         world.note("poisoned", world.poison[-1])
+        if world.chance(0.5):  # a batch that is halved again and again takes its time
+            clock.block(world.rng.random() * world.scenario.process_ms / 400)
 
 
 def cancel(world: Simulation) -> None:
@@ -210,7 +223,7 @@ WEIGHTS: Weights = {
     crash: 10,
     stop_or_wake: 4,
     too_slow: 3,
-    poison: 0.7,
+    poison: 2.5,
     cancel: 0.8,
     rebalance: 5,
     switch_mode: 1,
@@ -223,6 +236,7 @@ OF_REBALANCES: Weights = {
     crash: 4,
     stop_or_wake: 5,
     stop_in_a_handover: 6,
+    stop_in_a_commit: 4,
     too_slow: 8,
     cancel: 4,
     rebalance: 12,

@@ -7,16 +7,16 @@ is put, which invariant breaks, in which histories it is looked for, and from wh
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, union
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference
 from kafka_liveness_dagster.core.timeouts import Timeouts
-from kafka_liveness_dagster.kafka import live
+from kafka_liveness_dagster.kafka import consumer, live
 from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
 from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, is_held_up
+from kafka_liveness_dagster.kafka.errors import is_held_up
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import Member
 from kafka_liveness_dagster.kafka.proof import Proof
@@ -24,18 +24,24 @@ from kafka_liveness_dagster.kafka.rebalance import Rebalanced
 from kafka_liveness_dagster.kafka.second_log import NotOwedError, SecondLog
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
 from kafka_liveness_dagster.pipeline import Pipeline
+from tests.simulation.enemies import drop_table, make_topic_anew, roll_back
+from tests.simulation.events import produce, rebalance, start_catch_up
+from tests.simulation.looked_for import Histories, Made
 from tests.simulation.product import LOG
 from tests.simulation.scheduler import clock
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-Settings = dict[str, Any]
-ALL: Settings | None = None  # histories of all kinds; otherwise of those about rebalances, with these settings
-HANDOVERS: Settings = {}
-QUICK: Settings = {"slow_logs": 0.0, "slow_answers": 0.0, "failure_rate": 0.0, "spark_failure_rate": 0.0}
-TWO_LONG_BATCHES: Settings = {**QUICK, "slow_batches": 0.8, "in_flight": 2, "liveness": "poll", "max_poll_records": 8}
-SLOW_LOGS: Settings = {**QUICK, "slow_logs": 0.9, "slow_batches": 0.5, "in_flight": 2, "liveness": "poll"}
+# What is looked for in one place only comes oftener there
+QUICK = {"slow_logs": 0.0, "slow_answers": 0.0, "slow_looks": 0.0, "failure_rate": 0.0, "spark_failure_rate": 0.0}
+HANDOVERS = Histories(1.0)
+_TWO: dict[str, Any] = {**QUICK, "in_flight": 2, "liveness": "poll"}
+TWO_LONG_BATCHES = Histories(1.0, {**_TWO, "slow_batches": 0.8, "max_poll_records": 8})
+SLOW_LOGS = Histories(1.0, {**_TWO, "slow_logs": 0.9, "slow_batches": 0.5})
+BACK_SOON = Histories(1.0, {"in_flight": 2, "slow_logs": 0.9, "slow_batches": 0.5, "failure_rate": 0.1})
+_LOOKS = {"liveness": "progress", "slow_looks": 0.9, "slow_batches": 0.0, "failure_rate": 0.0}
+SLOW_LOOKS = Histories(1.0, {**_LOOKS, "partitions": 2, "max_runs": 2}, weights={rebalance: 60, produce: 30})
+BESIDE_OTHERS = Histories(0.3, {"max_runs": 3}, {"on_missing_rows": "raise"})
+MADE_ANEW = Histories(0.0, weights={make_topic_anew: 12, start_catch_up: 20})
+TABLES_LOST = Histories(0.0, weights={roll_back: 12, drop_table: 12, start_catch_up: 20})
 _commit, _resume = Member.commit, live.resume
 
 
@@ -100,20 +106,6 @@ def forget_what_was_cancelled(lane, batch):
     lane._watchdog.check()
 
 
-def tell_once(log, told, may_go_on=lambda: None):
-    """Another run's write takes what was told with it."""
-    facts = log._cluster.facts(log._group_id, list(told))
-    log.put(
-        {
-            tp: (
-                f.second,
-                replace(f.second, told=union((*f.second.told, *told[tp])), origin=f.second.origin or f.origin),
-            )
-            for tp, f in facts.items()
-        }
-    )
-
-
 def record_what_was_lost(lane, expired, facts):
     """Done first, and told as lost afterwards: whoever dies in between leaves it done in silence."""
     lane._second.record(expired, lane._watchdog.check)
@@ -133,7 +125,7 @@ def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None):
         was = {tp: o for tp, o in member.owned.items() if tp in done and o.arrival == arrivals.get(tp)}
         while was and (error := member._commit_once({tp: (done[tp].end, member._mark(o)) for tp, o in was.items()})):
             if not is_held_up(error):
-                raise CommitRefusedError(error.name())
+                raise member._refused(error)
             waiting()
             member.serve()
         for tp, owned in was.items():
@@ -143,9 +135,7 @@ def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None):
 
 def know_an_ownership_by_its_partition(member, done, arrivals, waiting=lambda: None):
     """A batch of a former ownership passes for one of this."""
-    now = {tp: member.owned[tp].arrival for tp in done if tp in member.owned}
-    mine = {tp: span for tp, span in done.items() if tp not in member.owned or member.owned[tp].committed == span.start}
-    return _commit(member, mine, now, waiting)
+    return _commit(member, done, {tp: member.owned[tp].arrival for tp in done if tp in member.owned}, waiting)
 
 
 def settle_with_an_old_look(member, settled):
@@ -205,31 +195,25 @@ def believe_what_was_written(proof, left_out):
     """Green without a look at the table."""
 
 
-Made = tuple[
-    Any, str, "Callable[..., Any]", str, "Settings | None", int
-]  # the last: from which seed on it is looked for
-MISTAKES: list[Made] = [
-    (Rebalanced, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 250),
-    (Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 250),
-    (Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 260),
-    (Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 110),
-    (Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 940),
-    (Pipeline, "_land", commit_before_writing, "in the table or owed", ALL, 0),
-    (SecondLog, "check_owed", refuse_what_is_forgotten, "", ALL, 0),
-    (CatchUpConsumer, "_lose", record_what_was_lost, "the second log covers nothing", ALL, 220),
-    (Commits, "_check_epoch", any_batch, "", HANDOVERS, 280),
-    (Member, "adopt", own_before_committing, "", ALL, 0),
-]
-NOT_FOUND_YET: list[Made] = [  # in some hundred histories
-    (Rebalanced, "_end_of_poll", count_from_any_poll, "gives up in time", TWO_LONG_BATCHES, 0),
-    (LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", HANDOVERS, 0),
-    (SecondLog, "tell", tell_once, "", ALL, 0),
-    (Member, "commit", commit_what_was_given_up, "", HANDOVERS, 0),
-    (Member, "commit", know_an_ownership_by_its_partition, "", HANDOVERS, 0),
-    (Member, "adopt", settle_with_an_old_look, "", HANDOVERS, 0),
-    (live, "witnessed", ask_the_table_first, "", ALL, 0),
-    (LiveLane, "_learn", learn_nothing, "", ALL, 0),
-    (LiveLane, "_identify", any_topic, "", ALL, 0),
-    (Proof, "_identified", any_facts, "", ALL, 0),
-    (Proof, "check", believe_what_was_written, "materialised only when done", ALL, 0),
+MISTAKES = [
+    Made(Rebalanced, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 200),
+    Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 200),
+    Made(Rebalanced, "_end_of_poll", count_from_any_poll, "gives up in time", TWO_LONG_BATCHES, 1_100),
+    Made(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 580),
+    Made(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 540),
+    Made(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 570),
+    Made(LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 200),
+    Made(Pipeline, "_land", commit_before_writing, "in the table or owed"),
+    Made(SecondLog, "check_owed", refuse_what_is_forgotten, ""),
+    Made(CatchUpConsumer, "_lose", record_what_was_lost, "the second log covers nothing", first=200),
+    Made(Commits, "_check_epoch", any_batch, "", BACK_SOON, 200),
+    Made(Member, "commit", commit_what_was_given_up, "given up", HANDOVERS),
+    Made(Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first=140),
+    Made(Member, "adopt", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 480),
+    Made(Member, "adopt", own_before_committing, ""),
+    Made(consumer, "witnessed", ask_the_table_first, "RowsMissingError", BESIDE_OTHERS),
+    Made(LiveLane, "_learn", learn_nothing, "the table is told"),
+    Made(LiveLane, "_identify", any_topic, "topic made anew", MADE_ANEW),
+    Made(Proof, "_identified", any_facts, "topic made anew", MADE_ANEW, first=150),
+    Made(Proof, "check", believe_what_was_written, "materialised only when done", TABLES_LOST, first=700),
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core import commit_log, offsets
 from kafka_liveness_dagster.core import resume as resume_module
@@ -16,11 +15,9 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka import catch_up, live
 from kafka_liveness_dagster.spark import ledger as table_ledger
-from tests.simulation import events, oracle
+from tests.simulation import enemies, events, oracle
+from tests.simulation.looked_for import Histories, Made
 from tests.simulation.table import SimulatedTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _resume, _union, _plan, _new_keys = resume_module.resume, offsets.union, live.plan, events.new_keys
 _record, _outstanding, _done = DoneLog.record, DoneLog.outstanding, DoneLog.decode
@@ -179,36 +176,45 @@ def any_topic(*_):
     """A topic made anew passes for the old one."""
 
 
-Made = tuple[Any, str, "Callable[..., Any]", str]
-OF_THE_CORE: list[Made] = [
-    (live, "resume", jump_without_owing, "in the table or owed"),
-    (live, "resume", jump_and_owe_only_the_last, "in the table or owed"),
-    (live, "resume", owe_without_jumping, ""),
-    (live, "resume", jump_behind_the_log_end, ""),
-    (live, "resume", resume_and_forget, "in the table or owed"),
-    (resume_module, "fits", everything_fits, ""),
-    (DoneLog, "record", pass_a_hole, "the second log covers nothing"),
-    (DoneLog, "record", pass_the_batch, "the second log covers nothing"),
-    (DoneLog, "outstanding", forget_the_last, ""),
-    (DoneLog, "outstanding", close_the_range, ""),
-    (DoneLog, "decode", read_too_wide, ""),
-    (commit_log, "union", bridge_small_gaps, ""),
-    (LiveMark, "decode", released_owes_nothing, ""),
-    (oracle, "committed", ignore_the_debt, "committed"),
-    (live, "plan", newest_first, ""),
-    (live, "plan", mix_partitions_up, ""),
-    (catch_up, "plan", mix_partitions_up, ""),
-    (events, "new_keys", no_key_comes_twice, "everything up to the log end"),
-    (SimulatedTable, "replaced", add_rows, "rows once"),
-    (PartitionFacts, "missing", trust_strangers, "in silence"),
-    (PartitionFacts, "missing", trust_our_commits, "in silence"),
-    (PartitionFacts, "left_of", believe_the_second_log, ""),
-    (PartitionFacts, "told", tell_nothing, ""),
-    (resume_module, "check_identity", any_topic, ""),
-    (table_ledger, "lineage", believe_any_sum, "claims nothing"),
-    (table_ledger, "lineage", always_complete, ""),
-]
-NOT_FOUND_YET: list[Made] = [  # in some hundred histories
-    (live, "resume", pass_poison_without_owing, ""),
-    (live, "resume", keep_the_second_log, "the second log covers nothing"),
+# An offset that is jumped over is owed anyway
+POISONED = Histories(
+    0.0,
+    {"on_poison": "quarantine", "max_poll_records": 3, "events": 20},
+    {"enable_parallel_rebalance": False},
+    {events.poison: 10},
+)
+SET_BACK = Histories(
+    0.0,
+    policy={"on_missing_rows": "owe"},
+    weights={enemies.roll_back: 12, enemies.drop_table: 6, enemies.strangers_commit: 12, events.start_catch_up: 20},
+)
+OF_THE_CORE = [
+    Made(live, "resume", jump_without_owing, "in the table or owed"),
+    Made(live, "resume", jump_and_owe_only_the_last, "in the table or owed"),
+    Made(live, "resume", owe_without_jumping, ""),
+    Made(live, "resume", jump_behind_the_log_end, ""),
+    Made(live, "resume", resume_and_forget, "in the table or owed"),
+    Made(resume_module, "fits", everything_fits, ""),
+    Made(DoneLog, "record", pass_a_hole, "the second log covers nothing"),
+    Made(DoneLog, "record", pass_the_batch, "the second log covers nothing"),
+    Made(DoneLog, "outstanding", forget_the_last, ""),
+    Made(DoneLog, "outstanding", close_the_range, ""),
+    Made(DoneLog, "decode", read_too_wide, ""),
+    Made(commit_log, "union", bridge_small_gaps, ""),
+    Made(LiveMark, "decode", released_owes_nothing, ""),
+    Made(oracle, "committed", ignore_the_debt, "committed"),
+    Made(live, "plan", newest_first, ""),
+    Made(live, "plan", mix_partitions_up, ""),
+    Made(catch_up, "plan", mix_partitions_up, ""),
+    Made(events, "new_keys", no_key_comes_twice, "everything up to the log end", first=750),
+    Made(SimulatedTable, "replaced", add_rows, "rows once"),
+    Made(PartitionFacts, "missing", trust_strangers, "in silence"),
+    Made(PartitionFacts, "missing", trust_our_commits, "in silence"),
+    Made(PartitionFacts, "left_of", believe_the_second_log, ""),
+    Made(PartitionFacts, "told", tell_nothing, "", first=200),
+    Made(resume_module, "check_identity", any_topic, ""),
+    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_500),
+    Made(table_ledger, "lineage", always_complete, "", first=180),
+    Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=180),
+    Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
 ]

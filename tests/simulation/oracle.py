@@ -26,17 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.simulation.partition import SimulatedPartition
-    from tests.simulation.processes import RunWorker
+    from tests.simulation.processes import LiveRun, RunWorker
     from tests.simulation.world import Simulation
 
 INVARIANTS: dict[str, Callable[[SimulatedPartition], int]] = {
     "the second log covers nothing that is not in the table": lambda p: p.done & ~(p.processed | p.enemy),
+    "the second log covers nothing that comes to be a member's to do": lambda p: p.covered,
     "every offset below the first log is in the table or owed": lambda p: p.gap & ~p.enemy,
     "what is owed is below the first log": lambda p: p.owed & ~p.below_first,
     "the table holds each offset's rows once": lambda p: p.twice,
     "the first log never goes back behind an acknowledged commit": lambda p: p.went_back,
     "only what expired is told as lost": lambda p: p.wrongly_told,
     "nothing is committed for a topic made anew": lambda p: p.mistaken,
+    "nobody commits what it has given up": lambda p: p.given_up,
+    "the table is told where the group's life began": lambda p: p.unsaid,
 }
 COMMITTED = "committed() never passes an unprocessed offset"
 SILENT = "nothing is missing in silence"
@@ -46,6 +49,7 @@ PROVEN = "a range is materialised only when done"
 DISJOINT = "live ranges and owed ranges are disjoint"
 DURABLE = "a live lane begins where the first log says"
 GROWS = "the live lane's position goes back to its last commit at most"
+IDLE = "nobody ends idle with partitions that he has just been given"
 JUSTIFIED = "an error has its reason"
 NOTHING_RAISES = "nothing raises"
 _FRESH = ResumePolicy(on_missing_rows="owe", on_data_loss="skip")
@@ -157,7 +161,15 @@ def after_an_enemy(world: Simulation) -> None:
         p.unborn = p.unborn or not begun
         p.forgiven |= p.below(min(begun) if begun else max(p.log_end, p.first[0] if p.first else 0)) & ~p.outstanding
         p.enemy |= p.gap | p.done & ~p.processed
+        p.enemy_at = clock.now
         p.changed = True
+
+
+def check_idle(world: Simulation, run: LiveRun) -> None:
+    """Nobody ends as if there were nothing to do who has been given what he has not begun with."""
+    lane = run.consumer._lane if run.consumer is not None else None
+    if world.scenario.liveness == "poll" and lane is not None and lane.member.arrived and lane.member.ended is None:
+        clock.fail(world.violation(IDLE, f"({run.name}: {sorted(lane.member.arrived)})"))
 
 
 def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker) -> None:
@@ -170,8 +182,10 @@ def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker
         TopicRecreatedError: lambda: world.is_anew,
         DataExpiredError: expired,
         SparkFailedError: lambda: process.spark_failed,
-        RowsMissingError: lambda: world.table.losses > process.losses_before or _lacks(world),
-        NotOwedError: lambda: world.set_back or world.is_anew,
+        RowsMissingError: lambda: (
+            world.table.losses > process.losses_before or world.set_back_at >= process.began_at or _lacks(world)
+        ),
+        NotOwedError: lambda: world.set_back or world.is_anew or any(p.is_back for p in world.partitions.values()),
         FencedError: lambda: isinstance(error, FencedError) and not error.reason.may_rejoin,
         BrokerUnreachableError: lambda: world.scenario.failure_rate > 0,
         CommitRefusedError: lambda: "other runs" in str(error) or world.scenario.failure_rate > 0,

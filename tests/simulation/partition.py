@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.accounts import Account
     from kafka_liveness_dagster.core.offsets import TopicPartition
+    from tests.simulation.client import MemberClient
 
 FirstLog = tuple[int | None, LiveMark | None]  # as the core reads it
 EVERYTHING = -1
@@ -45,6 +46,12 @@ class SimulatedPartition:
         went_back: offsets below an acknowledged commit that a later commit was below.
         wrongly_told: offsets told as lost that have not expired; ``mistaken``: a commit that does not
             say, of a topic made anew, that it is of the old one.
+        covered: what came to be a member's to do when it began, or to be owed, and the second log said is done.
+        is_back: the live lane has gone back behind what it had committed, for the table had lost too much to owe it.
+        given_up: a member committed what it knew that it has no more: the broker lets it.
+        unsaid: a live run wrote rows without saying where the group's life began.
+        second_at, second_by: when the second log was last written, and by which process; ``enemy_at``: when an enemy
+            was last here.
         changed: since the invariants were checked.
     """
 
@@ -79,6 +86,13 @@ class SimulatedPartition:
     went_back: int = 0
     wrongly_told: int = 0
     mistaken: int = 0
+    covered: int = 0
+    given_up: bool = False
+    is_back: bool = False
+    unsaid: bool = False
+    second_at: float = 0.0
+    second_by: Any = None
+    enemy_at: float = 0.0
     changed: bool = True
 
     def __post_init__(self) -> None:
@@ -131,14 +145,18 @@ class SimulatedPartition:
         """The coordinator gives it to a member."""
         self.holder, self.adopted_by = client, None
 
-    def adopt(self, client: object, offset: int, account: Account) -> None:
+    def adopt(self, client: MemberClient, offset: int, metadata: str, account: Account) -> None:
         """Before a member's commit: the first one since the partition became its own says where it goes on."""
         if self.adopted_by is client or self.holder is not client:
             return
         self.adopted_by = client
         self.begin_life(offset if self.first is None else self.first[0])
         if offset < self.acknowledged and (self.enemy or not account.complete):
-            self.acknowledged = offset  # what is missing does not fit: in order from there
+            self.acknowledged, self.is_back = offset, True  # what is missing does not fit: in order from there
+        at = client.assigned_at  # what an enemy, or another run, has done since then may not have been seen
+        if account.complete and self.enemy_at < at and (self.second_at < at or self.second_by is client.process):
+            to_do = self._read(_owed(metadata)) & ~self.owed | ~self.below(offset)
+            self.covered |= self.done & to_do & ~self.processed if self.topic_id == self.born else 0
 
     def commit_first(self, offset: int, metadata: str) -> None:
         """A member writes the first log."""
@@ -163,11 +181,12 @@ class SimulatedPartition:
         self.owed = 0 if self.foreign else self._read(_owed(metadata))
         self.below_first, self.changed = self.below(offset or 0), True
 
-    def commit_second(self, offset: int, metadata: str) -> None:
+    def commit_second(self, offset: int, metadata: str, by: object = None) -> None:
         """Write the second log: anybody may, the last one wins."""
         if self.topic_id != self.born and f" {self.topic_id}@" in metadata:
             self.mistaken |= 1
         self.second, self.second_log = (offset, metadata), DoneLog.decode(offset, metadata)
+        self.second_at, self.second_by = clock.now, by
         done, told = _done(metadata)
         self.done = self.below(offset) | self._read(done)
         self.lose(self._read(told))

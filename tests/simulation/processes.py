@@ -27,6 +27,7 @@ from tests.simulation.spark import SeenTable, Session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from tests.simulation.client import MemberClient
     from tests.simulation.world import Simulation
@@ -48,8 +49,11 @@ class RunWorker(Process):
         parent: whose child it is by now.
         run_state: what Dagster says of its run.
         too_slow: its next batch takes longer than it may; ``was_slow``: one did.
+        freeze_seconds: how long it is stopped next; 0 for any time.
         held_up_at: when something else last made it wait.
     """
+
+    is_live = False
 
     def __init__(self, world: Simulation, kind: str) -> None:
         super().__init__(world.name(kind))
@@ -58,6 +62,7 @@ class RunWorker(Process):
         self.losses_before, self.topic_id = world.table.losses, ""
         self.parent, self.run_state = _STARTER, RunState.IN_PROGRESS
         self.too_slow = self.spark_failed = self.freezes = False
+        self.freeze_seconds = 0.0
         self.policy = world.policy
         self.held_up_at, self.began_at, self.was_slow = -1_000.0, clock.now, False
         clock.spawn(self, self._live)
@@ -95,7 +100,9 @@ class RunWorker(Process):
             return
         self.freezes = False
         self.world.stop(self)
-        clock.call(2 * self.world.rng.random() * self.world.scenario.process_ms / 1000, lambda: self.world.wake(self))
+        seconds = self.freeze_seconds or 2 * self.world.rng.random() * self.world.scenario.process_ms / 1000
+        self.freeze_seconds = 0.0
+        clock.call(seconds, lambda: self.world.wake(self))
 
     def state(self) -> RunState:
         """Dagster is asked."""
@@ -159,6 +166,7 @@ class LiveRun(RunWorker):
     """A run of the live lane."""
 
     consumer: LivenessConsumer | None = None
+    is_live = True
 
     def work(self) -> None:
         """As ``lanes.run_live``."""
@@ -178,6 +186,7 @@ class LiveRun(RunWorker):
             self.consumer = consumer
             next_batch = _until_idle(consumer, IDLE_SECONDS, Waiting(consumer, context))
             pipeline.run(consumer, next_batch, LOG, self._quarantined)
+            oracle.check_idle(self.world, self)
 
     def _quarantined(self, poison: OffsetRange, _why: str) -> None:
         self.world.note("passed a poisoned offset", self.name, poison)
@@ -188,7 +197,7 @@ class CatchUpRun(RunWorker):
 
     def __init__(self, world: Simulation, kind: str, keys: list[str]) -> None:
         super().__init__(world, kind)
-        self.keys = keys
+        self.keys, self.asked_at = keys, clock.now
         world.note("backfill", self.name, *keys)
 
     def work(self) -> None:
@@ -206,11 +215,16 @@ class CatchUpRun(RunWorker):
             witness=ledger,
         ) as lane:
             lane.outstanding_ranges()
-            pipeline.run(lane, lane.poll, LOG, self._left_out)  # type: ignore[arg-type]
+
+            def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
+                self.asked_at = clock.now
+                return lane.poll(max_records, ahead=ahead)
+
+            pipeline.run(lane, next_batch, LOG, self._left_out)
             left_out = lane.quarantined
         if left_out:
             raise PoisonedOffsetError(left_out, timeouts.budget.seconds, "they stay missing")
-        self.world.materialize(self.keys)
+        self.world.materialize(self.keys, self.asked_at)
 
     def _left_out(self, poison: OffsetRange, _why: str) -> None:
         self.world.note("left out a poisoned offset", self.name, poison)

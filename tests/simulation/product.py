@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import concurrent.futures._base as futures
 from contextlib import contextmanager
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
 
 from kafka_liveness_dagster import flight, pipeline, waiting
+from kafka_liveness_dagster.core import ledger as core_ledger
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.kafka import (
     admin,
@@ -83,6 +85,7 @@ def _getppid() -> int:
 LOG: Any = Log()
 _OS = SimpleNamespace(getppid=_getppid)
 _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
+_decoded = lru_cache(4_096)(core_ledger.decode)
 _FITS = SimpleNamespace(lacking=(), new=())
 _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "time", time) for module in (admin, consumer, flight, iceberg, job, ledger, link, live)),
@@ -111,6 +114,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (iceberg, "_counted", lambda frame: (frame, frame)),
     (iceberg, "_overwrite", spark.overwrite),
     (iceberg, "_landed", lambda frame: sum(r.size for r in frame.ranges)),
+    (core_ledger, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),
 ]

@@ -17,8 +17,8 @@ class Scenario:
 
     Attributes:
         protocol: the classic one, eager or cooperative, or KIP-848's.
-        slow_answers: how many answers take their time; ``slow_logs``: how many log lines; ``slow_batches``: how many
-            batches take most of their budget.
+        slow_answers: how many answers take their time; ``slow_logs``: how many log lines; ``slow_looks``: how many
+            looks at the table; ``slow_batches``: how many batches take most of their budget.
         is_about_rebalances: much comes and goes, and nobody is an enemy.
     """
 
@@ -41,6 +41,7 @@ class Scenario:
     spark_failure_rate: float = 0.0
     slow_answers: float = 0.0
     slow_logs: float = 0.0
+    slow_looks: float = 0.0
     slow_batches: float = 0.0
     is_about_rebalances: bool = False
 
@@ -73,6 +74,7 @@ class Scenario:
             spark_failure_rate=rng.choice((0.0, 0.0, 0.1)),
             slow_answers=rng.choice((0.0, 0.0, 0.1)),
             slow_logs=rng.choice((0.0, 0.0, 0.4)),
+            slow_looks=rng.choice((0.0, 0.0, 0.0, 0.3)),
             slow_batches=rng.choice((0.1, 0.5) if about_rebalances else (0.0, 0.0, 0.1)),
             is_about_rebalances=about_rebalances,
         )

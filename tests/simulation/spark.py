@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import getcurrent
 from pyspark.errors import PySparkException
 
+from kafka_liveness_dagster.core.ledger_text import decode
 from tests.simulation.scheduler import Killed, clock
 from tests.simulation.table import Line
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.table import SimulatedTable, Write
 
 _CANCELS = 0.7
+_SLOW_LOOK_SECONDS = 5.0
 _CONFLICT = "org.apache.iceberg.exceptions.ValidationException: Found conflicting files"
 
 
@@ -76,8 +78,12 @@ class Session:
                     clock.wake(write.waiting)
 
     def sql(self, query: str) -> Any:
-        """A look at the table's snapshots."""
+        """A look at the table's snapshots, for which a busy Spark may take seconds."""
         clock.point(0.5)
+        if self._process.world.chance(self._process.world.scenario.slow_looks):
+            seconds = _SLOW_LOOK_SECONDS * clock.rng.random()
+            self._process.held_up_at = clock.now + seconds
+            clock.block(seconds)
         return self._table.sql(query)
 
 
@@ -133,6 +139,9 @@ def overwrite(
     if write is None:
         process.spark_failed = True
         raise SparkError("Job aborted: Lost task 0.0: offsets out of range")
+    if process.is_live:
+        for tp, account in decode(told["kafka-liveness.wrote"]).items():
+            world.partitions[tp].unsaid |= account.start is None
     write.tag = frame.session.tags.get(getcurrent(), "")
     seconds, fails = process.seconds_of(frame.ranges), world.spark_fails()
     clock.call(seconds, lambda: _end(world, write, fails=fails))

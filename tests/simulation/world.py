@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 IN_TIME = "who keeps a rebalance waiting gives up in time"
 STANDS_STILL = "nothing hangs and nobody stands still"
-_SINCE_THE_PROOF_SECONDS = 2.0
 
 
 class Violation(AssertionError):  # noqa: N818 - what is looked for, no failure of the simulation
@@ -55,7 +54,8 @@ class Simulation:
     Attributes:
         keys: partition keys the sensor has added; ``materialized``: those that are.
         poison: offsets that no batch can be done with in time.
-        calm: nothing goes wrong any more; ``set_back``: somebody else has committed to the first log.
+        calm: nothing goes wrong any more; ``set_back``: somebody else has committed to the first log, last at
+            ``set_back_at``.
         history: what happened, and when; the first word of each entry says what kind of thing.
     """
 
@@ -80,6 +80,7 @@ class Simulation:
         self.poison: list[OffsetRange] = []
         self.history: list[tuple[Any, ...]] = [(0.0, "scenario", scenario)]
         self.calm = self.set_back = False
+        self.set_back_at = 0.0
         self.checked = -1
         self._named = 0
 
@@ -196,12 +197,12 @@ class Simulation:
         """Keys that are not materialised."""
         return [key for key in self.keys if key not in self.materialized]
 
-    def materialize(self, keys: list[str]) -> None:
-        """Dagster shows these keys as done from now on."""
+    def materialize(self, keys: list[str], asked_at: float) -> None:
+        """Dagster shows these keys as done from now on; what the table loses after it was asked, nobody can know."""
         self.note("materialized", *keys)
         for r in map(range_of, keys):
             p = self.partitions[r.topic_partition]
-            lost_just_now = p.enemy if clock.now - self.table.lost_at < _SINCE_THE_PROOF_SECONDS else 0
+            lost_just_now = p.enemy if self.table.lost_at >= asked_at else 0
             if bits := p.bits(r.start, r.end) & ~p.processed & ~lost_just_now:
                 clock.fail(self.violation(oracle.PROVEN, f"({p.tp}: {p.names(bits)})"))
         self.materialized.update(keys)

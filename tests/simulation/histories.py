@@ -1,0 +1,108 @@
+"""Which histories does a run of the tests go through, and what has to happen in them? In two halves, for two processes.
+
+``SIMULATION_SEEDS=4711`` replays one history and prints it; ``SIMULATION_SEEDS=12000-200000`` looks for new ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING
+
+from tests.simulation.product import simulated
+from tests.simulation.world import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HISTORIES = 12_000
+_SELDOM = (20_000, 20, 50)
+MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not test
+    "committed %s: %s in %.2f s",
+    "written %s and committed but for %s, which its new owner writes again: %s in %.2f s",
+    "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d",
+    "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges",
+    "%s is paused at %d, in both lanes: resume() lets it go on",
+    "waits for partitions: %s; the others finish their batches first",
+    "handed over before the commit, replayed by the new owner: %s",
+    "another writer had touched %s: written at attempt %d",
+    "still a member, looking again: %s",
+    "could not mark %d partitions as released: %s",
+    "partitions lost: %s",
+    "fenced: %s",
+    "lost: %s, %d offsets, expired before it was processed; going on without it",
+    "lost: %s; recorded as done",
+    "killed",
+    "stopped",
+    "woken",
+    "canceled",
+    "declared over",
+    "session expired",
+    "max.poll.interval exceeded",
+    "thrown out",
+    "commit refused: UNKNOWN_MEMBER_ID",
+    "commit refused: REBALANCE_IN_PROGRESS",
+    "commit refused: ILLEGAL_GENERATION",
+    "commit refused: STALE_MEMBER_EPOCH",
+    "commit refused: _TIMED_OUT",
+    "landed by itself",
+    "late write refused",
+    "write refused",
+    "materialized",
+    "stranger's commit: same",
+    "stranger's commit: lower",
+    "stranger's commit: higher",
+    "stranger's commit: earliest",
+    "stranger's commit: latest",
+    "foreign commit",
+    "foreign commit removed",
+    "first log gone",
+    "second log gone",
+    "table dropped",
+    "table rolled back",
+    "table set to another snapshot",
+    "snapshots expired",
+    "compacted",
+    "history expired after a compaction",
+    "records expired",
+    "topic made anew",
+    "begun anew",
+    "BrokerUnreachableError",
+    "DataExpiredError",
+    "FencedError",
+    "NotOwedError",
+    "ForeignCommitError",
+    "PausedPartitionError",
+    "RowsMissingError",
+    "SparkFailedError",
+    "TopicRecreatedError",
+    "mode switched",
+}
+
+
+def half(number: int) -> range:
+    """The seeds of one half."""
+    first, _, last = os.environ.get("SIMULATION_SEEDS", f"0-{HISTORIES}").partition("-")
+    return range(int(first), int(last or int(first) + 1))[number::2]
+
+
+def go_through(seeds: Sequence[int]) -> None:
+    """These histories: nothing is violated, and in many of them all happens that can."""
+    happened: set[str] = set()
+    often = gc.get_threshold()
+    gc.freeze()  # what is there by now stays; to look at it again and again takes a tenth of the time
+    gc.set_threshold(*_SELDOM)
+    try:
+        with simulated():
+            for seed in seeds:
+                simulation = Simulation(seed).run()
+                happened |= {what for _, what, *_ in simulation.history}
+    finally:
+        gc.set_threshold(*often)
+        gc.unfreeze()
+    if len(seeds) == 1:
+        print(f"seed {seeds[0]}\n{simulation}")  # noqa: T201 - somebody asked for it
+    assert "commit refused: OFFSET_METADATA_TOO_LARGE" not in happened
+    if len(seeds) >= HISTORIES // 2:
+        left_out = MUST_HAPPEN - happened
+        assert not left_out

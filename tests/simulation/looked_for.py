@@ -1,0 +1,64 @@
+"""Where is a mistake looked for? In which histories, and from which seed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.enemies import ENEMIES
+from tests.simulation.events import OF_REBALANCES, WEIGHTS
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.simulation.events import Event
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Some kind of them.
+
+    Attributes:
+        of_rebalances: how many are about rebalances.
+        settings, policy: what is the same in all; everything else is the seed's.
+        weights: of events that come more often, or less.
+    """
+
+    of_rebalances: float = 0.3
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[Event, float] = field(default_factory=dict)
+
+    def of(self, seed: int) -> Simulation:
+        """The one of this seed."""
+        if self == Histories():
+            return Simulation(seed)
+        found = Scenario.random(Random(seed), of_rebalances=self.of_rebalances)  # noqa: S311 - to be repeated
+        found = replace(found, policy=replace(found.policy, **self.policy), **self.settings)
+        usual = OF_REBALANCES if found.is_about_rebalances else {**WEIGHTS, **ENEMIES}
+        return Simulation(seed, found, {**usual, **self.weights})
+
+
+ANY = Histories()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A mistake on purpose.
+
+    Attributes:
+        where, name: in whose place it is put.
+        wrong: what is put there.
+        invariant: how what breaks is told.
+        histories, first: where it is looked for, and from which seed on.
+    """
+
+    where: Any
+    name: str
+    wrong: Callable[..., Any]
+    invariant: str
+    histories: Histories = ANY
+    first: int = 0
