@@ -6,7 +6,9 @@ thread that is left behind, with its client, when the answer takes too long.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NoAnswerError
 from contextlib import contextmanager, suppress
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 _HURRIED_SECONDS = 5.0
+_LEAST_SECONDS = 1.0  # a broker that is there answers in milliseconds
 
 
 class Committing:
@@ -48,12 +51,17 @@ class Committing:
         self.silent = False
 
     def commit(
-        self, offsets: Mapping[TopicPartition, tuple[int, str]], *, in_callback: bool = False
+        self,
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        *,
+        until: float = math.inf,
+        in_callback: bool = False,
     ) -> KafkaError | None:
         """Commit offsets, each with its metadata, in as many requests as it needs; returns the first refusal.
 
         Args:
             offsets: what to commit.
+            until: give up then at the latest, by ``time.monotonic()``.
             in_callback: of this client: only the thread that runs it may commit there, without any limit of time.
 
         Raises:
@@ -63,7 +71,7 @@ class Committing:
         for portion in portions(wanted, self._group_id):
             commit = partial(self._client.commit, offsets=portion, asynchronous=False)
             try:
-                answered = commit() if in_callback else self._in_time(commit)
+                answered = commit() if in_callback else self._in_time(commit, until)
             except KafkaException as refused:
                 error: KafkaError = refused.args[0]
                 return error
@@ -88,10 +96,10 @@ class Committing:
         finally:
             lock.release()
 
-    def _in_time(self, commit: Callable[[], Any]) -> Any:
+    def _in_time(self, commit: Callable[[], Any], until: float) -> Any:
         answer = self._answer = Future()
         threading.Thread(target=_ask, args=(commit, answer), name="kafka-liveness-commit", daemon=True).start()
-        return answer.result(self._seconds)
+        return answer.result(min(self._seconds, max(0.0, until - time.monotonic()) + _LEAST_SECONDS))
 
 
 def _ask(commit: Callable[[], Any], answer: Future[Any]) -> None:

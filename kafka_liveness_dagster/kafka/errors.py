@@ -34,6 +34,7 @@ _MOVING = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError._WAIT_COORD,  # noqa: SLF001
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError._NOENT,  # noqa: SLF001 - ListOffsets: no leader is known yet of a partition that was just added
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same, beside partitions that are known
@@ -86,16 +87,18 @@ def is_no_longer_a_member(error: KafkaError) -> bool:
 
 
 def is_held_up(error: KafkaError) -> bool:
-    """Still a member, ask again: it is between two generations (KIP-848: epochs), or a rebalance holds its requests up.
+    """Still a member, ask again: it is between two generations (KIP-848: epochs), or its requests are held up.
 
-    The broker answers the requests of a connection in turn, so a commit waits behind the member's own JoinGroup until
-    the slowest of the others has come (seen as ``_TIMED_OUT``). Who was put out is told so.
+    The coordinator is away (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a connection
+    in turn, so a commit waits behind the member's own JoinGroup until the slowest of the others has come (seen as
+    ``_TIMED_OUT``). Who was put out is told so.
     """
     return error.code() in {
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.STALE_MEMBER_EPOCH,
         KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._WAIT_COORD,  # noqa: SLF001
     }
 
 

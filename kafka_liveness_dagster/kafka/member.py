@@ -8,6 +8,7 @@ synchronous commit beside a blocking poll deadlocks in librdkafka's Python clien
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.link import RunLink
     from kafka_liveness_dagster.kafka.rebalance import Finish
 
+    Marked = Mapping[TopicPartition, tuple[int, LiveMark]]
+
 SERVE_SECONDS = 0.1
 _RELEASE_SECONDS = 2.0
 _AGAIN_SECONDS = 0.05
@@ -58,9 +61,7 @@ class Member(Rebalanced):
         self._servers, self._group_id, self._run = settings.bootstrap_servers, live.group_id, link.mark
         self.sure_seconds = timeouts.session_ms / 2000
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
-        self._lock = threading.RLock()
-        self._closed = self._polling = False
-        self._to_leave: bool | None = None  # with this release, once no callback is on the stack
+        self._lock, self._closed, self._polling = threading.RLock(), False, False
         self._static = live.group_instance_id is not None
         self._client = made(Consumer, config)
         self._committing = Committing(self._client, self._group_id, self._servers, self._patience_seconds)
@@ -145,7 +146,7 @@ class Member(Rebalanced):
                 _check_order(tp, owned.committed, done[tp])
             give_up_at = time.monotonic() + self._patience_seconds
             while mine := {tp: o for tp, o in was_owned.items() if self.owned.get(tp) is o}:
-                error = self._commit_once({tp: (done[tp].end, self._mark(o)) for tp, o in mine.items()})
+                error = self._commit_once({tp: (done[tp].end, self._mark(o)) for tp, o in mine.items()}, give_up_at)
                 if error is None:
                     break
                 if not is_held_up(error) or time.monotonic() > give_up_at:
@@ -196,10 +197,9 @@ class Member(Rebalanced):
     def _poll(self, seconds: float, before_revoke: Finish | None) -> Any:
         self._before_revoke, self._polling = before_revoke, True
         try:
-            return self._client.poll(seconds)
+            return self._poll_until_quiet(self._client, seconds)
         finally:
             self._before_revoke, self._polling = None, False
-            self._end_of_poll()
             if self._to_leave is not None:
                 self.leave(release=self._to_leave)
 
@@ -218,10 +218,10 @@ class Member(Rebalanced):
             self.ended = FenceReason.PARTITIONS_LOST
         return self.ended is not None
 
-    def _commit_once(self, offsets: Mapping[TopicPartition, tuple[int, LiveMark]]) -> KafkaError | None:
+    def _commit_once(self, offsets: Marked, until: float = math.inf) -> KafkaError | None:
         texts = {tp: (offset, mark.encode()) for tp, (offset, mark) in offsets.items()}
         try:
-            return self._committing.commit(texts, in_callback=self._polling)
+            return self._committing.commit(texts, until=until, in_callback=self._polling)
         except BrokerUnreachableError:
             self._end()
             raise

@@ -93,7 +93,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "threading", threading) for module in (flight, futures, job, member, watchdog)),
     *((module, "made", _made) for module in (member, second_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
-    (committing.Committing, "_in_time", lambda _self, commit: commit()),  # nobody falls silent here
+    (committing.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
     (admin, "reader", lambda group_id, _settings: Committer(group_id)),
     (consumer, "SERVE_SECONDS", 0.5),
     (consumer, "_LOG_END_SECONDS", 0.5),
