@@ -110,8 +110,8 @@ def test_an_order_to_the_run_stays_one(made, error):
 def test_a_cancelled_transform_is_cancelled_and_not_to_blame(made, warm_spark):
     """Spark is asked by the transform itself when the fence comes.
 
-    Its question ends by itself within seconds: an interrupt that meets an operation while it is planned leaves its first
-    job to the cluster, where nobody can cancel it any more (Spark 4.1.3).
+    Its question ends by itself within seconds: an interrupt that meets an operation while it is planned leaves
+    its first job to the cluster, where nobody can cancel it any more (Spark 4.1.3).
     """
 
     def transform(batch):
