@@ -62,6 +62,7 @@ class Member(Rebalanced):
         self.sure_seconds = timeouts.session_ms / 2000
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._lock, self._closed, self._polling = threading.RLock(), False, False
+        self._to_leave: bool | None = None  # with this release, once no callback is on the stack
         self._static = live.group_instance_id is not None
         self._client = made(Consumer, config)
         self._committing = Committing(self._client, self._group_id, self._servers, self._patience_seconds)
@@ -180,14 +181,12 @@ class Member(Rebalanced):
         with self._committing.hurried(self._lock):
             if self._polling:
                 self._to_leave = release
-                return
-            if self._closed:
-                return
-            if release:
-                self._release(list(self.owned))
-            if not self._closed:
-                self._end()
-                self._client.close()
+            elif not self._closed:
+                if release:
+                    self._release(list(self.owned))
+                if not self._closed:
+                    self._end()
+                    self._client.close()
 
     def _end(self) -> None:
         self._closed = True
@@ -197,9 +196,10 @@ class Member(Rebalanced):
     def _poll(self, seconds: float, before_revoke: Finish | None) -> Any:
         self._before_revoke, self._polling = before_revoke, True
         try:
-            return self._poll_until_quiet(self._client, seconds)
+            return self._client.poll(seconds)
         finally:
             self._before_revoke, self._polling = None, False
+            self._end_of_poll()
             if self._to_leave is not None:
                 self.leave(release=self._to_leave)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -48,7 +48,6 @@ class Rebalanced:
         self._before_revoke: Finish | None = None
         self._handover_seconds, self._served_at = timeouts.handover_ms / 1000, time.monotonic()
         self._revoking = self._called_back = False
-        self._to_leave: bool | None = None  # with this release, once no callback is on the stack
 
     def _release(self, partitions: Sequence[TopicPartition]) -> None:
         raise NotImplementedError
@@ -83,19 +82,11 @@ class Rebalanced:
         finally:
             self._revoking = False
 
-    def _poll_until_quiet(self, client: Consumer, seconds: float) -> Any:
-        """Poll, and again while it called back: what is queued behind a callback is waited for by the group as long.
-
-        No rebalance began before a poll that found nothing to call back; one that did may have left the next one.
-        """
-        self._called_back = False
-        message = client.poll(seconds)
-        while self._called_back and message is None and self._to_leave is None:
-            self._called_back = False
-            message = client.poll(0.0)
+    def _end_of_poll(self) -> None:
+        """No rebalance began before a poll that found nothing to call back; one that did may have left the next one."""
         if not self._called_back:
             self._served_at = time.monotonic()
-        return message
+        self._called_back = False
 
     def may_wait(self) -> None:
         """Whether the group grants more time to who is about to give partitions up.

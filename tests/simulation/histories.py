@@ -1,6 +1,6 @@
 """Which histories does a run of the tests go through, and what has to happen in them? In two halves, for two processes.
 
-``SIMULATION_SEEDS=4711`` replays one history and prints it; ``SIMULATION_SEEDS=20000-200000`` looks for new ones.
+``SIMULATION_SEEDS=4711`` replays one history and prints it; ``SIMULATION_SEEDS=12000-200000`` looks for new ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.simulation.world import Simulation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HISTORIES = 20_000
+HISTORIES = 12_000
 _SELDOM = (20_000, 20, 50)
 MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not test
     "committed %s: %s in %.2f s",

@@ -54,12 +54,9 @@ def wait_from_the_last_poll(timeouts):
     return timeouts.process_ms
 
 
-def serve_one_callback(member, client, seconds):
-    """What is queued behind it is as old, and waits for the next batch."""
-    member._called_back = False
-    message = client.poll(seconds)
+def count_from_any_poll(member):
+    """A poll that found one callback may have left another, which is as old."""
     member._served_at = clock.now
-    return message
 
 
 def leave_at_once(member, *, release):
@@ -199,13 +196,13 @@ def believe_what_was_written(proof, left_out):
 
 
 MISTAKES = [
-    Made(Rebalanced, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 1_200),
-    Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 1_200),
-    Made(Rebalanced, "_poll_until_quiet", serve_one_callback, "gives up in time", TWO_LONG_BATCHES, 1_100),
+    Made(Rebalanced, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 200),
+    Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 200),
+    Made(Rebalanced, "_end_of_poll", count_from_any_poll, "gives up in time", TWO_LONG_BATCHES, 1_100),
     Made(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 580),
-    Made(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 100),
-    Made(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 200),
-    Made(LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 1_200),
+    Made(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 540),
+    Made(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 570),
+    Made(LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 200),
     Made(Pipeline, "_land", commit_before_writing, "in the table or owed"),
     Made(SecondLog, "check_owed", refuse_what_is_forgotten, ""),
     Made(CatchUpConsumer, "_lose", record_what_was_lost, "the second log covers nothing", first=200),

@@ -212,7 +212,7 @@ OF_THE_CORE = [
     Made(PartitionFacts, "missing", trust_our_commits, "in silence"),
     Made(PartitionFacts, "left_of", believe_the_second_log, ""),
     Made(PartitionFacts, "told", tell_nothing, "", first=200),
-    Made(resume_module, "check_identity", any_topic, "", first=1_100),
+    Made(resume_module, "check_identity", any_topic, ""),
     Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_500),
     Made(table_ledger, "lineage", always_complete, "", first=180),
     Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=180),
