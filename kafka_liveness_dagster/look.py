@@ -88,7 +88,7 @@ class GroupLook:
         )
         records = newest_first(recent, in_progress["live"])
         partitions, group = _asked(cluster, group_id, topics, witness, must_ask=must_ask)
-        members = of_this_instance(instance, map(_member, group.members), group.members)
+        members = of_this_instance(instance, map(_member, group.members), group.members, records)
         seen = GroupSnapshot(_state(group), members, partitions, runs_of(records))
         seen = replace(seen, catch_up=runs_of(in_progress["catch-up"]))
         return cls(asked_again(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])

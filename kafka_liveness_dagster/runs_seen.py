@@ -41,15 +41,22 @@ def runs_of(records: Iterable[dg.RunRecord]) -> dict[str, Run]:
 
 
 def of_this_instance(
-    instance: dg.DagsterInstance, seen: Iterable[MemberSeen], told: Sequence[GroupMember]
+    instance: dg.DagsterInstance,
+    seen: Iterable[MemberSeen],
+    told: Sequence[GroupMember],
+    records: Iterable[dg.RunRecord],
 ) -> tuple[MemberSeen, ...]:
-    """The members, each with whether its run is another Dagster instance's; asked after the broker has listed them.
+    """The members, each with whether its run is another Dagster instance's.
+
+    Runs that are not among the records are asked for, after the broker has listed the members.
 
     Of a static member the coordinator may show the client id of a run that has been deleted since: nothing is said.
     """
     ids = {member.member_id: dagster_run_of_client(member.client_id) for member in told}
-    wanted = [run for run in ids.values() if run is not None]
-    known = {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=wanted))} if wanted else set()
+    known = {record.dagster_run.run_id for record in records}
+    wanted = [run for run in ids.values() if run is not None and run not in known]
+    if wanted:
+        known |= {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=wanted))}
     return tuple(
         replace(member, is_elsewhere=not member.is_static and ids[member.member_id] not in {None, *known})
         for member in seen

@@ -24,8 +24,7 @@ def run_of_client(client_id: str) -> str | None:
     >>> run_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders"), run_of_client("rdkafka")
     ('0badcafe', None)
     """
-    owner, _, rest = client_id.partition("/")
-    run_id = rest.partition("/")[2].partition("/")[0]
+    owner, run_id = _owner_and_run(client_id)
     return run_mark(run_id) if run_id and owner in ("dagster", "kafka-liveness") else None
 
 
@@ -35,5 +34,10 @@ def dagster_run_of_client(client_id: str) -> str | None:
     >>> dagster_run_of_client("dagster/orders_job/0badcafe-1111/orders"), dagster_run_of_client("kafka-liveness/x/1/2")
     ('0badcafe-1111', None)
     """
+    owner, run_id = _owner_and_run(client_id)
+    return (run_id or None) if owner == "dagster" else None
+
+
+def _owner_and_run(client_id: str) -> tuple[str, str]:
     owner, _, rest = client_id.partition("/")
-    return (rest.partition("/")[2].partition("/")[0] or None) if owner == "dagster" else None
+    return owner, rest.partition("/")[2].partition("/")[0]

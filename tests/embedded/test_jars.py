@@ -144,8 +144,8 @@ def test_one_that_was_exchanged_is_known_by_its_checksum(repository):
     [
         ({"KAFKA_LIVENESS_JARS": "/jars", "XDG_CACHE_HOME": "/cache"}, "/jars"),
         ({"XDG_CACHE_HOME": "/cache"}, "/cache/kafka-liveness/jars"),
-        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/ada"}, "/home/ada/.cache/kafka-liveness/jars"),
-        ({"HOME": "/home/ada"}, "/home/ada/.cache/kafka-liveness/jars"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/ada"}, "/ada/.cache/kafka-liveness/jars"),
+        ({"HOME": "/ada"}, "/ada/.cache/kafka-liveness/jars"),
     ],
 )
 def test_they_are_kept_once_a_machine(monkeypatch, environment, folder):
