@@ -19,9 +19,12 @@ _NO_LONGER_A_MEMBER = {
     KafkaError.FENCED_MEMBER_EPOCH,
     KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
 }
-_UNREACHABLE = {
-    KafkaError._TRANSPORT,  # noqa: SLF001
+_SILENT = {
     KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - it never left: those before it on the connection had no answer either
+}
+_UNREACHABLE = _SILENT | {
+    KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._RESOLVE,  # noqa: SLF001
 }
@@ -93,22 +96,17 @@ def is_held_up(error: KafkaError) -> bool:
     in turn, so a commit waits behind the member's own JoinGroup until the slowest of the others has come (seen as
     ``_TIMED_OUT``). Who was put out is told so.
     """
-    return error.code() in {
+    return error.code() in _SILENT | {
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError._TIMED_OUT,  # noqa: SLF001
         KafkaError._WAIT_COORD,  # noqa: SLF001
     }
 
 
 def is_passing(error: KafkaError) -> bool:
     """Whether librdkafka goes on by itself after this error."""
-    return error.retriable() or error.code() in {
-        KafkaError._TRANSPORT,  # noqa: SLF001
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-        KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError._RESOLVE,  # noqa: SLF001
+    return error.retriable() or error.code() in _UNREACHABLE | {
         KafkaError._PARTITION_EOF,  # noqa: SLF001
         KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - on_lost follows, and the watchdog rules
         KafkaError.UNKNOWN_TOPIC_OR_PART,

@@ -64,7 +64,7 @@ QUESTIONS = {  # how many clients it takes
 def test_who_looks_finds_out_by_one_request(forgetful, kafka, question):
     """The sensor, a run that looks where to go on, a command: each is answered soon, whatever it asks first."""
     clients, ask = QUESTIONS[question]
-    ask(kafka.cluster())
+    seconds_until_answered(lambda: ask(kafka.cluster()))
     forgetful.proxy.forget()
     assert seconds_until_answered(lambda: ask(kafka.cluster())) < clients * EACH
 
