@@ -155,7 +155,7 @@ def _with_history(metadata: dict[str, Any], told: list[dict[str, str]]) -> dict[
 def _audit(services: Services, table: IcebergTable) -> float:
     """Seconds of the command, from its start to its end, which must be a certificate."""
     where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
-    program = "from kafka_liveness_dagster.cli import main; main()"
+    program = "from kafka_liveness_dagster.cli.main import main; main()"
     command = [sys.executable, "-c", program, "audit", _GROUP, "--table", table.name, *where]
     return _timed(lambda: subprocess.run(command, check=True, capture_output=True))
 

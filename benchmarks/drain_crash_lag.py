@@ -25,7 +25,7 @@ from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
 from benchmarks.ways import FLIGHTS, Runs, in_words, one_pass
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.partitions import key_of
+from kafka_liveness_dagster.core.partition_keys import key_of
 from kafka_liveness_dagster.spark.source import read
 
 if TYPE_CHECKING:

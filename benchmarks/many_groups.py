@@ -21,13 +21,13 @@ from benchmarks.left_behind import commit
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.look import GroupLook
-from kafka_liveness_dagster.runs import lane_tags
+from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.sensor.look import GroupLook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafka_liveness_dagster.parts import KafkaAsset
+    from kafka_liveness_dagster.declare.definitions import KafkaAsset
 
 COMMITTED, LOG_END = 7, 12
 OWED, DONE = Span(2, 5), Span(2, 3)

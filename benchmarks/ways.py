@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     import kafka_liveness_dagster as kl
     from benchmarks.lake import Lake
+    from kafka_liveness_dagster.declare.definitions import KafkaAsset
     from kafka_liveness_dagster.kafka.config import KafkaSettings
-    from kafka_liveness_dagster.parts import KafkaAsset
     from kafka_liveness_dagster.spark.table import IcebergTable
 
 FLIGHTS = (1, 2)

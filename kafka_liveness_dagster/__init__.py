@@ -12,8 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.assets import kafka_asset
-    from kafka_liveness_dagster.component import KafkaAssetComponent
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.events import (
         CrashLagFound,
@@ -30,11 +28,13 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.parts import KafkaAsset
-    from kafka_liveness_dagster.resources import KafkaLivenessResource
-    from kafka_liveness_dagster.sensors import build_group_sensor
+    from kafka_liveness_dagster.declare.asset import kafka_asset
+    from kafka_liveness_dagster.declare.component import KafkaAssetComponent
+    from kafka_liveness_dagster.declare.definitions import KafkaAsset
+    from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
+    from kafka_liveness_dagster.resources.spark import SparkConnectResource
+    from kafka_liveness_dagster.sensor.sensor import build_group_sensor
     from kafka_liveness_dagster.spark.sink import Replacement, Sink
-    from kafka_liveness_dagster.spark_resource import SparkConnectResource
 
 __all__ = [
     "Batch",
@@ -70,10 +70,10 @@ _HOMES = {
     "GroupDied": "core.events",
     "GroupEmptied": "core.events",
     "InvalidSettingError": "core.errors",
-    "KafkaAsset": "parts",
-    "KafkaAssetComponent": "component",
+    "KafkaAsset": "declare.definitions",
+    "KafkaAssetComponent": "declare.component",
     "KafkaLivenessError": "core.errors",
-    "KafkaLivenessResource": "resources",
+    "KafkaLivenessResource": "resources.kafka",
     "LeaveReason": "core.events",
     "MemberJoined": "core.events",
     "MemberLeft": "core.events",
@@ -83,9 +83,9 @@ _HOMES = {
     "RebalanceStarted": "core.events",
     "Replacement": "spark.sink",
     "Sink": "spark.sink",
-    "SparkConnectResource": "spark_resource",
-    "build_group_sensor": "sensors",
-    "kafka_asset": "assets",
+    "SparkConnectResource": "resources.spark",
+    "build_group_sensor": "sensor.sensor",
+    "kafka_asset": "declare.asset",
 }
 
 # As pyspark's own ``remote(…)`` does, which is not used here; pyspark asks for it where a function of the user's is

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from kafka_liveness_dagster.declare.definitions import KafkaAsset
     from kafka_liveness_dagster.embedded.services import Services
-    from kafka_liveness_dagster.parts import KafkaAsset
 
 # Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives none back
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")

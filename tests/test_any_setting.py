@@ -19,12 +19,12 @@ from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import made
-from kafka_liveness_dagster.settings import (
+from kafka_liveness_dagster.sensor.settings import SensorSettings
+from kafka_liveness_dagster.settings.declarations import (
     CatchUpSettings,
     ConsumerSettings,
     KafkaAssetSettings,
     KafkaResourceSettings,
-    SensorSettings,
     SparkResourceSettings,
 )
 

@@ -137,7 +137,7 @@ def test_every_setting_arrives(project, monkeypatch):
         heard.update(settings)
         return kl.kafka_asset(**settings)
 
-    monkeypatch.setattr("kafka_liveness_dagster.component.kafka_asset", listen)
+    monkeypatch.setattr("kafka_liveness_dagster.declare.component.kafka_asset", listen)
     write(project, **told, **EMBEDDED)
     load(project)
     wanted = {**ORDERS, **told, "sink": None, "sensor_status": dg.DefaultSensorStatus.RUNNING}

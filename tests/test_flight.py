@@ -11,8 +11,8 @@ import pytest
 
 from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.flight import Flight, InFlight
-from kafka_liveness_dagster.pipeline import Pipeline
+from kafka_liveness_dagster.lanes.flight import Flight, InFlight
+from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.spark.iceberg import Written
 
 PATIENCE = 20.0  # seconds

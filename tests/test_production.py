@@ -13,7 +13,7 @@ from dagster._core.run_coordinator import QueuedRunCoordinator
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.runs import lane_tags
+from kafka_liveness_dagster.runs.tags import lane_tags
 
 PAGE = (Path(__file__).parents[1] / "docs" / "production.md").read_text()
 SETTINGS, POSTGRES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

@@ -10,7 +10,7 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
-from kafka_liveness_dagster.runs import MAX_BATCH_SECONDS, budget_of, link_of
+from kafka_liveness_dagster.runs.tags import MAX_BATCH_SECONDS, budget_of, link_of
 
 REMAINING = "what is left of dagster/max_runtime"
 CAPPED = f"capped by {REMAINING}"

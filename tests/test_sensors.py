@@ -13,8 +13,8 @@ import pytest
 from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.watch import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, GroupState, Memory
-from kafka_liveness_dagster.cursors import GroupCursor
-from kafka_liveness_dagster.hooks import Answers
+from kafka_liveness_dagster.sensor.cursor import GroupCursor
+from kafka_liveness_dagster.sensor.hooks import Answers
 
 LOG = logging.getLogger(__name__)
 CRASH = MemberLeft("0badcafe", LeaveReason.CRASHED, ())

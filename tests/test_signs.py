@@ -15,20 +15,20 @@ import pytest
 from dagster._core.launcher import CheckRunHealthResult, RunLauncher, WorkerStatus
 from dagster._serdes import ConfigurableClass
 
-from kafka_liveness_dagster import host, signs
 from kafka_liveness_dagster.core.membership import RunFate
 from kafka_liveness_dagster.core.processes import Entry, Sign, Word, judge
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState
-from kafka_liveness_dagster.runs import PROCESS_TAG, link_of, sign_of
-from kafka_liveness_dagster.runs_seen import asked_again, runs_of
-from kafka_liveness_dagster.signs import SignsOfLife, word_of
+from kafka_liveness_dagster.runs import host, signs
+from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, link_of, sign_of
+from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
 
 ROOT = Path(__file__).parents[1]
 _WAITS = "import sys; sys.stdin.read()"
 _TELLS = """
 import os
-from kafka_liveness_dagster import host
+from kafka_liveness_dagster.runs import host
 from kafka_liveness_dagster.core.processes import Sign
 print(Sign("0badcafe", None, host.process(os.getpid())).encode())
 """

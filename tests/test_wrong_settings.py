@@ -12,12 +12,12 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.second_log import SecondLog
-from kafka_liveness_dagster.settings import (
+from kafka_liveness_dagster.sensor.settings import SensorSettings
+from kafka_liveness_dagster.settings.declarations import (
     CatchUpSettings,
     ConsumerSettings,
     KafkaAssetSettings,
     KafkaResourceSettings,
-    SensorSettings,
     SparkResourceSettings,
 )
 from kafka_liveness_dagster.spark.table import IcebergTable

@@ -17,13 +17,13 @@ from definitions.demo.stage import DemoError, Stage, messages, worker_pid
 from definitions.demo.verdict import Verdict, compare, read_table
 from definitions.feed import OrdersFeed
 from definitions.orders import orders
-from kafka_liveness_dagster.audit import Audit
+from kafka_liveness_dagster.cli.audit import Audit
 from kafka_liveness_dagster.core.offsets import intersection
+from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.second_log import by_partition
-from kafka_liveness_dagster.partitions import range_of
-from kafka_liveness_dagster.runs import CAUSE_TAG
+from kafka_liveness_dagster.runs.tags import CAUSE_TAG
 from kafka_liveness_dagster.spark.session import connect, end
 
 if TYPE_CHECKING:

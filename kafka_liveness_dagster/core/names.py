@@ -157,3 +157,8 @@ def check_group_id(group_id: str) -> None:
         InvalidSettingError: with what was wanted.
     """
     GROUP_ID.check(group_id, "group_id")
+
+
+def name_of_sink(sink: object) -> str:
+    """What people call a sink: its class, its function, or the function that made it."""
+    return str(getattr(sink, "__qualname__", type(sink).__name__)).partition(".<locals>")[0]

@@ -19,7 +19,6 @@ from kafka_liveness_dagster.spark.inside import stray
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
 
-    from kafka_liveness_dagster.spark.table import IcebergTable
 
 CUTS_A_FILE = "where some, but not all, rows match"
 _CONFLICTS = (
@@ -62,20 +61,20 @@ def is_missing(error: PySparkException, table: str) -> bool:
     return error.getCondition() == NOT_FOUND and (error.getMessageParameters() or {}).get("relationName") == table
 
 
-def refusal(error: PySparkException, table: IcebergTable) -> str | None:
+def refusal(error: PySparkException, table: str, quoted: str) -> str | None:
     """Why Iceberg refused the commit, when beginning again can help; None when it cannot.
 
     Raises:
         RowsOutsideBatchError: a row is not of its batch.
     """
     message, condition = str(error), error.getCondition()
-    if is_missing(error, table.quoted):
+    if is_missing(error, quoted):
         return message  # dropped under the batch: the next attempt says so, or makes it
     if condition in _MADE_MEANWHILE:
         return message
     if row := stray(message):
         raise RowsOutsideBatchError(
-            f"the transform gave a row of {row}, which is not in the batch written to {table.name}: nothing was "
+            f"the transform gave a row of {row}, which is not in the batch written to {table}: nothing was "
             "written; keep topic, partition and offset as they are in the batch"
         ) from error
     return message if any(sign in message for sign in (CUTS_A_FILE, CATALOG, *_CONFLICTS)) else None

@@ -127,7 +127,7 @@ class TableWrite:
             try:
                 rows = execute() if attempt == 1 else self._attempt()()
             except PySparkException as error:
-                refused = refusal(error, self.table)
+                refused = refusal(error, self.table.name, self.table.quoted)
                 if refused is None:
                     if is_the_servers(error):
                         raise

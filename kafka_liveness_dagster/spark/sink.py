@@ -11,9 +11,10 @@ Knows no storage, and imports nothing of Spark before a batch is written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.accounts import Account, total
+from kafka_liveness_dagster.core.names import name_of_sink
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.ranges import condition, names
 
@@ -114,7 +115,7 @@ class SinkWitness:
     def of(cls, sink: Sink) -> SinkWitness | None:
         """The sink itself where it can be asked."""
         covered = getattr(sink, "covered", None)
-        return None if covered is None else cls(covered, name_of(sink))
+        return None if covered is None else cls(covered, name_of_sink(sink))
 
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
         """What the sink holds of these offsets."""
@@ -146,7 +147,7 @@ class SinkWrite:
 
         self.may_go_on()
         frame = self.make_frame()
-        check_rows(frame, f"the rows for {name_of(self.sink)}")
+        check_rows(frame, f"the rows for {name_of_sink(self.sink)}")
         self.may_go_on()
         replacement = Replacement(inside(frame, self.ranges), tuple(self.ranges), self.may_go_on)
         return lambda: self.sink(replacement)
@@ -167,15 +168,10 @@ class SinkWrite:
             if row := stray(str(error)):
                 raise RowsOutsideBatchError(
                     f"the transform gave a row of {row}, which is not in the batch {names(self.ranges)} for "
-                    f"{name_of(self.sink)}: keep topic, partition and offset as they are in the batch"
+                    f"{name_of_sink(self.sink)}: keep topic, partition and offset as they are in the batch"
                 ) from error
             if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
                 raise unreadable from error
             raise
         reach(Failpoint.AFTER_TABLE_COMMIT)
         return Written(rows, attempts=1, rewritten=False)
-
-
-def name_of(sink: Any) -> str:
-    """What people call the sink: its class, its function, or the function that made it."""
-    return str(getattr(sink, "__qualname__", type(sink).__name__)).partition(".<locals>")[0]

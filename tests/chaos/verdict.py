@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.chaos.faults import Fault
 
 _LOOK_SECONDS = 3.0
-_AUDIT = "from kafka_liveness_dagster.cli import main; main()"
+_AUDIT = "from kafka_liveness_dagster.cli.main import main; main()"
 
 
 class Struck(NamedTuple):

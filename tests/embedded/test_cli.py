@@ -10,13 +10,14 @@ import sys
 
 import pytest
 
-CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()"]
+CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 
 
 def test_help_waits_for_no_heavy_import():
     """Asking for help imports neither Spark nor Kafka, and nothing heavy on top of the package itself."""
     code = (
-        "import sys, kafka_liveness_dagster as _; before = set(sys.modules); import kafka_liveness_dagster.cli as _; "
+        "import sys, kafka_liveness_dagster as _; before = set(sys.modules); "
+        "import kafka_liveness_dagster.cli.main as _; "
         "print({'pyspark', 'confluent_kafka'} & set(sys.modules) "
         "| {'dagster', 'psutil', 'rich', 'filelock'} & (set(sys.modules) - before))"
     )
@@ -27,7 +28,7 @@ def test_help_waits_for_no_heavy_import():
 MANY = """
 import json, sys
 from click.testing import CliRunner
-from kafka_liveness_dagster.cli import main
+from kafka_liveness_dagster.cli.main import main
 done = [CliRunner().invoke(main, words) for words in json.load(sys.stdin)]
 print(json.dumps([[one.exit_code, one.output, repr(one.exception)] for one in done]))
 """

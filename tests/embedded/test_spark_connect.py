@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import doctor, spark_connect, state
 
-CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()"]
+CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 
 
 @pytest.fixture(scope="module")

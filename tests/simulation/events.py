@@ -11,7 +11,7 @@ from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Orig
 from kafka_liveness_dagster.core.heartbeat import RunState
 from kafka_liveness_dagster.core.ledger_text import encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, union
-from kafka_liveness_dagster.partitions import new_keys
+from kafka_liveness_dagster.core.partition_keys import new_keys
 from tests.simulation.processes import RUN_ID, LiveRun
 from tests.simulation.scheduler import clock
 

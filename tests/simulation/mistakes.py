@@ -23,7 +23,7 @@ from kafka_liveness_dagster.kafka.proof import Proof
 from kafka_liveness_dagster.kafka.rebalance import Rebalanced
 from kafka_liveness_dagster.kafka.second_log import NotOwedError, SecondLog
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
-from kafka_liveness_dagster.pipeline import Pipeline
+from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from tests.simulation.enemies import drop_table, make_topic_anew, roll_back
 from tests.simulation.events import produce, rebalance, start_catch_up
 from tests.simulation.looked_for import Histories, Made

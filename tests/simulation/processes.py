@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.heartbeat import RunState
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
 from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
 from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.link import RunLink
-from kafka_liveness_dagster.lanes import _until_idle
-from kafka_liveness_dagster.partitions import range_of
-from kafka_liveness_dagster.pipeline import Pipeline
+from kafka_liveness_dagster.lanes.lanes import _until_idle
+from kafka_liveness_dagster.lanes.pipeline import Pipeline
+from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.waiting import Waiting
 from tests.simulation import oracle
 from tests.simulation.broker import TOPIC
 from tests.simulation.product import LOG

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
 
-from kafka_liveness_dagster import flight, pipeline, waiting
 from kafka_liveness_dagster.core import ledger as core_ledger
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.kafka import (
@@ -28,6 +27,7 @@ from kafka_liveness_dagster.kafka import (
     watchdog,
 )
 from kafka_liveness_dagster.kafka.errors import Heard
+from kafka_liveness_dagster.lanes import flight, pipeline, waiting
 from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer

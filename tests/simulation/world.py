@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.partitions import range_of
+from kafka_liveness_dagster.core.partition_keys import range_of
 from tests.simulation import oracle
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.ending import drain

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
-from kafka_liveness_dagster.cli import main
+from kafka_liveness_dagster.cli.main import main
 from tests.world.forgetful import Forgetful, kept
 
 

@@ -10,8 +10,8 @@ import pytest
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.runs import sign_of
-from kafka_liveness_dagster.signs import word_of
+from kafka_liveness_dagster.runs.signs import word_of
+from kafka_liveness_dagster.runs.tags import sign_of
 from tests.world.chaos import FIRST, HEARTBEAT, LAST, PROTOCOLS
 from tests.world.stories import is_alive, pause, stop, wait_for
 

@@ -9,7 +9,7 @@ import pytest
 from dagster._core.loader import LoadingContextForTest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.cursors import GroupCursor
+from kafka_liveness_dagster.sensor.cursor import GroupCursor
 from tests.world.one_group import join
 from tests.world.stories import wait_for
 

@@ -18,7 +18,7 @@ from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
-from kafka_liveness_dagster.runs import lane_tags
+from kafka_liveness_dagster.runs.tags import lane_tags
 from tests.world.one_group import NO_SPARK, SECONDS, join
 
 

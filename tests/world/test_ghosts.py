@@ -14,13 +14,16 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster import host, resources, runs_seen, sensors
 from kafka_liveness_dagster.core import ghosts as core_ghosts
 from kafka_liveness_dagster.core.heartbeat import RunState
 from kafka_liveness_dagster.core.processes import Place, Process, Sign
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.kafka.link import RunLink
-from kafka_liveness_dagster.runs import AWAY_TAG, PROCESS_TAG, lane_tags
+from kafka_liveness_dagster.resources import kafka as resources
+from kafka_liveness_dagster.runs import host
+from kafka_liveness_dagster.runs.tags import AWAY_TAG, PROCESS_TAG, lane_tags
+from kafka_liveness_dagster.sensor import runs_seen
+from kafka_liveness_dagster.sensor import sensor as sensors
 from tests.world.one_group import join
 from tests.world.test_sensor_requests import FAILURE, STARTED, Desk
 

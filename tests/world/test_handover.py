@@ -13,8 +13,8 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import LiveMark
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.flight import Flight, InFlight
 from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.lanes.flight import Flight, InFlight
 from tests.world.stories import wait_for
 
 PATIENCE = 30.0

@@ -35,7 +35,7 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster import cli
+from kafka_liveness_dagster.cli import main as cli
 from kafka_liveness_dagster.embedded import broker, process, state
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError

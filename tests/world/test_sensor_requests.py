@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster import sensors
 from kafka_liveness_dagster.kafka.errors import TopicNotFoundError
-from kafka_liveness_dagster.runs import lane_tags
+from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.sensor import sensor as sensors
 from tests.world.one_group import NO_SPARK, SECONDS, join
 
 STARTED, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.cli import main
+from kafka_liveness_dagster.cli.main import main
 from tests.world.one_group import NO_SPARK, join
 
 
@@ -200,7 +200,7 @@ def test_json_is_one_object(owing, run):
 
 def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
     """Each look is shown; Ctrl-C ends it without an error."""
-    from kafka_liveness_dagster import status_shown  # noqa: PLC0415
+    from kafka_liveness_dagster.cli import status_shown  # noqa: PLC0415
 
     waited = []
 

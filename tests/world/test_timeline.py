@@ -16,16 +16,16 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from kafka_liveness_dagster.timeline.events import Event, Telling, What
-from kafka_liveness_dagster.timeline.picture import draw
-from kafka_liveness_dagster.timeline.verdict import judge
+from kafka_liveness_dagster.cli.timeline.events import Event, Telling, What
+from kafka_liveness_dagster.cli.timeline.picture import draw
+from kafka_liveness_dagster.cli.timeline.verdict import judge
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUNS = {
     protocol: json.loads((DOCS / "images" / f"liveness-timeline-{protocol}.json").read_text(encoding="utf-8"))
     for protocol in ("classic", "consumer")
 }
-CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli import main; main()", "timeline"]
+CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()", "timeline"]
 SHORT = ["--session=1.5", "--poll-interval=3", "--stall=6"]
 
 

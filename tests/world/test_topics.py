@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.cli import main
+from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.kafka.errors import TopicNotFoundError
 
 

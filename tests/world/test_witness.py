@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.cli import main
+from kafka_liveness_dagster.cli.group_commands import status
+from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
-from kafka_liveness_dagster.group_commands import status
-from kafka_liveness_dagster.runs import FENCED_TAG
+from kafka_liveness_dagster.runs.tags import FENCED_TAG
 from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
 

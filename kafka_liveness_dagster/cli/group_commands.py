@@ -1,0 +1,156 @@
+"""The commands about one consumer group: ``kafka-liveness status`` and ``forgive``; ``audit_command`` has the third."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from kafka_liveness_dagster.cli.arguments import GROUP, RANGE, TABLE, TEXT, TOPIC, Seconds
+from kafka_liveness_dagster.cli.reach import at_bootstrap_servers, at_spark, reached, session_at, with_command_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from kafka_liveness_dagster.spark.ledger import TableLedger
+
+_EVERY = Seconds(min=0.2)
+
+
+@click.command()
+@click.argument("group", type=GROUP)
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
+@at_bootstrap_servers
+@with_command_config
+@click.option("--table", type=TABLE, help="catalog.namespace.table: ask it too whether the topic was made anew.")
+@at_spark
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--watch", type=_EVERY, is_flag=False, flag_value=2.0, help="Look every 2 (or so many) s until Ctrl-C.")
+def status(
+    group: str,
+    *,
+    topics: tuple[str, ...],
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    table: str | None,
+    spark: str,
+    as_json: bool,
+    watch: float | None,
+) -> None:
+    """Show both commit logs of consumer group GROUP, what it owes, its lag and its members.
+
+    "both lanes" is KIP-333's committed(): every offset before it is processed, in whichever lane. "done above" is
+    what the catch-up lane did beyond the first offset still owed. Owed ranges that expired, or lie in the oldest
+    tenth of a log that the broker is already deleting, are marked.
+
+    Never joins, never commits. Exit code 1 when there is no such group, or its topic was made anew: the broker deletes
+    a group's commits with the topic, so with --table the table is asked whose offsets it has.
+
+    \b
+    Example:
+      kafka-liveness status orders-etl
+      kafka-liveness status orders-etl --topic orders --watch 5
+      kafka-liveness status orders-etl --json | jq '.partitions[] | select(.owed_offsets > 0)'
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli import status as group_status  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli import status_shown  # noqa: PLC0415
+    from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
+
+    if as_json and watch is not None:
+        raise click.UsageError("--json prints one object, --watch never ends: choose one")
+    cluster = Cluster(reached(bootstrap_servers, command_config))
+    with session_at(spark) as session:
+        witness = _ledger(table, session) if table else None
+        look = functools.partial(group_status.look, cluster, group, topics, witness)
+        if watch is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                status_shown.watch(look, watch)
+            return
+        found = look()
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        status_shown.terminal().print(status_shown.show(found))
+
+
+@click.command()
+@click.argument("group", type=GROUP)
+@click.argument("ranges", type=RANGE, nargs=-1, required=True, metavar="RANGE...")
+@click.option("--reason", type=TEXT, required=True, help="Why nobody will process them; kept in Dagster.")
+@click.option(
+    "--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster knows several or none."
+)
+@at_bootstrap_servers
+@with_command_config
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def forgive(
+    group: str,
+    *,
+    ranges: tuple[str, ...],
+    reason: str,
+    asset: str | None,
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    yes: bool,
+) -> None:
+    """Close owed ranges of consumer group GROUP by hand: they count as done, though nobody processed them.
+
+    For crash lag that expired, or that nobody wants. Each RANGE is topic:partition:start-end, as `status` and the
+    partitions of the crash lag asset show it. Nothing is written before all of them were found to be owed, and
+    you said yes.
+
+    With DAGSTER_HOME set, who forgave what, when and why becomes an event of the crash lag asset, on the partitions
+    concerned; it is written before the commit log.
+
+    \b
+    Example:
+      kafka-liveness forgive orders-etl orders:3:70-120 --reason "expired, replaced from the archive"
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
+
+    kafka = reached(bootstrap_servers, command_config)
+    asked = by_hand.examine(kafka, group, ranges, reason)
+    audit = by_hand.Audit.of(group, asset)
+    for line in asked.told():
+        click.echo(line)
+    click.echo(audit.told(asked))
+    if not yes:
+        click.confirm(f"Count these {asked.size:,} offsets as done, unprocessed?", abort=True)
+    by_hand.forgive(kafka, asked, audit)
+    click.echo(f"{asked.size:,} offsets forgiven")
+
+
+@click.command()
+@click.argument("group", type=GROUP)
+@click.argument("target", type=TEXT, metavar="TABLE")
+@at_bootstrap_servers
+@with_command_config
+def move(group: str, *, target: str, bootstrap_servers: str, command_config: TextIO | None) -> None:
+    """Say that the rows of consumer group GROUP are in TABLE from now on, or in the sink of that name.
+
+    For a table that was renamed or moved with its snapshots: a run that writes to another table than the group's
+    commits are about is refused, since two assets with one group would have a part of the records each. Nothing else
+    is changed: no row, no offset. A table without the snapshots lacks what was committed (on_missing_rows).
+
+    Exit code 1 while the group has members: end the live runs first.
+
+    \b
+    Example:
+      kafka-liveness move orders-etl lake.sales.orders
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli import moved  # noqa: PLC0415  `--help` must not wait for it
+
+    for line in moved.move(reached(bootstrap_servers, command_config), group, target):
+        click.echo(line)
+
+
+def _ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
+    from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415  only where there is a table
+    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+
+    return TableLedger(IcebergTable(table), session)

@@ -1,0 +1,208 @@
+"""The command ``kafka-liveness``: one function per command, and none of them decides anything.
+
+Importing this module imports neither pyspark, confluent_kafka nor dagster: ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from kafka_liveness_dagster.cli import audit_command, group_commands, topic_commands
+from kafka_liveness_dagster.cli.arguments import REMOTE, SERVERS, Seconds
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+
+_SECONDS = Seconds(min=0, min_open=True)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _writable(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse at the beginning what could not be written at the end."""
+    if file is not None and not os.access(file.parent, os.W_OK):
+        raise click.BadParameter(f"folder {file.parent} does not exist, or may not be written to")
+    return file
+
+
+class _Group(click.Group):
+    """Shows our own errors as a message, without a traceback: they carry their numbers and their remedy."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KafkaLivenessError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kafka-liveness-dagster", prog_name="kafka-liveness")
+def main() -> None:
+    """Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
+
+    Start with `kafka-liveness up`: a real Kafka and a real Spark on this machine, nothing to install but Java.
+    """
+
+
+@main.command()
+@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Kafka's port; a free one unless given.")
+@click.option("--spark-port", type=click.IntRange(1, 65535), help="Spark Connect's port; a free one unless given.")
+@click.option("--spark-cores", type=click.IntRange(1), default=2, show_default=True, help="Spark tasks at once.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the token of Spark Connect.")
+def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_json: bool) -> None:
+    """Start the embedded Kafka and Spark Connect, or find those that run.
+
+    They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the folder
+    KAFKA_LIVENESS_HOME names). Once a machine about 110 MB of jars are downloaded. Calling it again is harmless.
+
+    \b
+    Example:
+      kafka-liveness up
+      export KAFKA_BOOTSTRAP_SERVERS=$(kafka-liveness up --json | jq -r .bootstrap_servers)
+      export SPARK_REMOTE=$(kafka-liveness up --json | jq -r .spark_remote)
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
+
+    found = services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    click.echo(f"Kafka          {found.bootstrap_servers}")
+    click.echo(f"Spark Connect  {found.spark_remote.partition('/;')[0]} (with its token: up --json)")
+    click.echo(f"catalog        {found.catalog_uri}")
+    click.echo(f"warehouse      {found.warehouse}")
+
+
+@main.command()
+def down() -> None:
+    """Stop the embedded services. Topics, offsets and tables stay for the next `up`.
+
+    \b
+    Example:
+      kafka-liveness down
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
+
+    click.echo(f"stopped: {', '.join(services.stop()) or 'nothing ran'}")
+
+
+@main.command()
+@click.option("--bootstrap-servers", type=SERVERS, default="embedded", show_default=True, help="The Kafka to look at.")
+@click.option("--spark-remote", type=REMOTE, default="embedded", show_default=True, help="The Spark to look at.")
+@click.pass_context
+def doctor(context: click.Context, bootstrap_servers: str, spark_remote: str) -> None:
+    """Check Java, jars, Kafka and its limits, Spark and the catalog; say what to do about what is wrong.
+
+    One line each; exit code 1 when a check fails. Starts and changes nothing.
+
+    \b
+    Example:
+      kafka-liveness doctor
+      kafka-liveness doctor --bootstrap-servers broker-1.example.com:9092
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.embedded.doctor import examine  # noqa: PLC0415  `--help` must not wait for it
+
+    failed = 0
+    for finding in examine(bootstrap_servers, spark_remote):
+        failed += not finding.ok
+        click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.subject:<8} {finding.told}")
+    context.exit(1 if failed else 0)
+
+
+@main.command()
+@click.option("--json", "json_file", type=_FILE, help="Write the verdict there.")
+@click.option("--keep", is_flag=True, help="Stay with Dagster's UI and the services running until Ctrl-C.")
+@click.pass_context
+def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
+    """Watch the package do what it exists for, on a real Kafka, Spark, Iceberg and Dagster of its own.
+
+    Orders flow, the sensor starts the live run, the run worker is killed in the middle of a batch, the live lane
+    goes on at the log end, the skipped ranges become partitions and are backfilled; at the end the table is
+    compared with what was produced. Exit code 1 unless nothing is lost and nothing is doubled.
+
+    About two minutes, longer when the jars are still to be downloaded. Its state is in .kafka_liveness/demo of this
+    folder, or in the folder KAFKA_LIVENESS_HOME names.
+
+    \b
+    Example:
+      kafka-liveness demo --json verdict.json
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    story = _example("definitions.demo.story")
+    _clean_up_when_asked_to_end()
+    verdict = story.tell(keep=keep, json_file=json_file)
+    context.exit(0 if verdict.holds else 1)
+
+
+@main.command()
+@click.option("--session", type=_SECONDS, default=2.0, show_default=True, help="Session timeout, in seconds.")
+@click.option("--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take.")
+@click.option("--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take.")
+@click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
+@click.option("--bootstrap-servers", type=SERVERS, default="embedded", show_default=True, help="A Kafka of yours.")
+@click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write verdict and events there.")
+@click.option("--picture", type=_FILE, callback=_writable, help="Draw them there, as SVG.")
+@click.pass_context
+def timeline(
+    context: click.Context,
+    *,
+    session: float,
+    poll_interval: float,
+    stall: float,
+    protocol: Literal["classic", "consumer"],
+    bootstrap_servers: str,
+    json_file: Path | None,
+    picture: Path | None,
+) -> None:
+    """Watch what KIP-62 promises: a consumer that stalls, second by second.
+
+    It polls a batch and stalls. Heartbeats go on; at the poll interval it leaves its group; when it polls again it
+    joins again and is given the uncommitted batch again. The op, the watchdog, librdkafka and the broker each tell
+    what they saw. Exit code 1 unless it was so. The defaults are a session timeout of 10 s, a poll interval of
+    1 min and a stall of 3 min, divided by 5.
+
+    Topic and group are made for it and deleted afterwards. An ordinary broker allows session timeouts from 6 s
+    (from 45 s with --protocol consumer).
+
+    \b
+    Example:
+      kafka-liveness timeline
+      kafka-liveness timeline --session 6 --poll-interval 10 --stall 20 --bootstrap-servers broker-1.example.com:9092
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli.timeline import show  # noqa: PLC0415
+    from kafka_liveness_dagster.cli.timeline.events import Scene  # noqa: PLC0415
+    from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource  # noqa: PLC0415  `--help` must not wait for it
+
+    scene = Scene(protocol, session, poll_interval, stall)
+    _clean_up_when_asked_to_end()
+    kafka = KafkaLivenessResource(bootstrap_servers=bootstrap_servers).settings()
+    context.exit(0 if show.tell(kafka, scene, json_file=json_file, picture=picture).holds else 1)
+
+
+main.add_command(group_commands.status)
+main.add_command(group_commands.forgive)
+main.add_command(group_commands.move)
+main.add_command(audit_command.audit)
+main.add_command(topic_commands.topic)
+main.add_command(topic_commands.produce)
+
+
+def _clean_up_when_asked_to_end() -> None:
+    """Make both signals raise KeyboardInterrupt; a shell ignores SIGINT for background jobs."""
+    for asked_to_end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked_to_end, signal.default_int_handler)
+
+
+def _example(module: str) -> Any:
+    """A module of the example code location, which lies beside the package in a checkout and inside of a wheel."""
+    package = Path(__file__).parents[1]
+    sys.path.insert(0, str(inside if (inside := package / "example").is_dir() else package.parent))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"the demo needs {error.name}: pip install 'kafka-liveness-dagster[ui]'") from error

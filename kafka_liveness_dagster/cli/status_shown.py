@@ -1,0 +1,131 @@
+"""How does the status of a group look in a terminal? Once, or again and again."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kafka_liveness_dagster.core.commit_log import Mark
+from kafka_liveness_dagster.core.membership import Expiry
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import ConsoleOptions, RenderResult
+
+    from kafka_liveness_dagster.cli.status import GroupStatus, PartitionStatus
+
+_SHOWN_RANGES = 6
+_NO_WIDTH = 1_000_000
+_WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expiry.GONE: "expired"}
+
+
+def show(found: GroupStatus) -> Group:
+    """The same for a terminal."""
+    numbers = found.as_json()
+    told = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets owed, members: {len(found.members)}"
+    title = Text(f"group {found.group_id}: {told}", "bold")
+    warnings = [
+        Text(f"{p.seen.topic_partition}: not this package's metadata: {p.foreign[:80]!r}", "yellow")
+        for p in found.partitions
+        if p.foreign is not None
+    ]
+    return Group(title, _partitions_table(found), *warnings, *([_members_table(found)] if found.members else []))
+
+
+def watch(look: Callable[[], GroupStatus], seconds: float) -> None:
+    """Look again and again until Ctrl-C; a broker that is away for a while is waited for."""
+    with Live(show(look()), console=terminal(), auto_refresh=False) as live:
+        live.refresh()
+        while True:
+            time.sleep(seconds)
+            try:
+                live.update(show(look()), refresh=True)
+            except BrokerUnreachableError as error:
+                live.update(Text(str(error), "red"), refresh=True)
+
+
+def terminal() -> Console:
+    """Where it is shown; what is no terminal, a pipe or a file, has no width, and nothing is folded to one."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _NO_WIDTH
+    return console
+
+
+@dataclass
+class _Rows:
+    """A table where it fits in the width there is; else a few lines for each row. No word is cut, no column dropped."""
+
+    columns: Sequence[str]
+    rows: list[tuple[list[str | Text], str]] = field(default_factory=list)
+
+    def add(self, *cells: str | Text, style: str = "") -> None:
+        self.rows.append((list(cells), style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=None, pad_edge=False)
+        for column in self.columns:
+            table.add_column(column, no_wrap=True)
+        for cells, style in self.rows:
+            table.add_row(*cells, style=style)
+        if Measurement.get(console, options.update(width=_NO_WIDTH), table).maximum <= options.max_width:
+            yield table
+            return
+        for (first, *others), style in self.rows:
+            yield Text.assemble((str(first), "bold"), style=style)
+            for column, cell in zip(self.columns[1:], others, strict=True):
+                if str(cell):
+                    yield Padding(Text.assemble(f"{column} ", cell, style=style, overflow="fold"), (0, 0, 0, 2))
+
+
+def _partitions_table(found: GroupStatus) -> _Rows:
+    table = _Rows(("partition", "log", "committed", "mark", "lag", "owed", "done above", "both lanes"))
+    for p in found.partitions:
+        seen, mark = p.seen, p.seen.mark
+        table.add(
+            str(seen.topic_partition),
+            f"{seen.log_start}-{seen.log_end}",
+            _or_none(seen.committed),
+            f"{mark.mark.value} {mark.run}" if mark else ("none" if p.foreign is None else "foreign"),
+            f"{seen.lag:,}",
+            _owed(p),
+            _several([str(s) for s in p.second.done]),
+            _or_none(p.committed),
+            style="dim" if mark and mark.mark is Mark.PAUSED else "",
+        )
+    return table
+
+
+def _members_table(found: GroupStatus) -> _Rows:
+    table = _Rows(("member", "run", "host", "static id", "partitions"))
+    for m in found.members:
+        held = _several(sorted(map(str, m.seen.partitions)))
+        runs = " ".join(m.runs) or "not ours"
+        table.add(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
+    return table
+
+
+def _owed(p: PartitionStatus) -> Text:
+    warnings = [_WARNING.get(p.expiry(span), "") for span in p.seen.outstanding]
+    told = [f"{span} {warning}".rstrip() for span, warning in zip(p.seen.outstanding, warnings, strict=True)]
+    return Text(_several(told), "red" if any(warnings) else "")
+
+
+def _several(told: list[str]) -> str:
+    rest = len(told) - _SHOWN_RANGES
+    return ", ".join(told[:_SHOWN_RANGES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _or_none(offset: int | None) -> str:
+    return "none" if offset is None else str(offset)

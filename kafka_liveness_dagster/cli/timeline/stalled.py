@@ -1,0 +1,92 @@
+"""The op of a timeline: it polls a batch, works on it for longer than it may, and polls again.
+
+A process of its own, since only then can its client's log be read while it is stalled. It ends with the process
+that started it: when its standard input ends it leaves the group and goes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.cli.timeline.events import DEBUG, LOG_FORMAT, Scene, What, line_of_op
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError
+from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+
+IN_TIME = 0.25  # of the poll interval: how long the op works on the batch when it gets it again
+_BATCH_SECONDS = 60.0
+_LEAVE_SECONDS = 5.0
+
+
+def main(bootstrap_servers: str, name: str, scene: Scene) -> None:
+    """Consume topic ``name`` as a member of group ``name``: too slowly the first time, in time the second."""
+    _tell_the_watchdogs_log()
+    ended = threading.Event()
+    threading.Thread(target=_end_with_the_starter, args=(ended,), daemon=True).start()
+    kafka = KafkaLivenessResource(bootstrap_servers=bootstrap_servers, extra={"debug": DEBUG}, **_protocol(scene))
+    with kafka.consumer(topics=[name], group_id=name, max_batch_seconds=scene.poll_interval) as consumer:
+        _tell(What.CONSUMER_MADE, str(consumer.timeouts))
+        for work_seconds in (scene.stall, scene.poll_interval * IN_TIME):
+            batch = _poll(consumer)
+            if ended.wait(work_seconds):
+                return
+            _commit(consumer, batch)
+
+
+def _protocol(scene: Scene) -> dict[str, Any]:
+    if scene.protocol == "consumer":  # the session timeout is the group's
+        return {"group_protocol": "consumer"}
+    return {"session_timeout_seconds": scene.session}
+
+
+def _poll(consumer: LivenessConsumer) -> Batch:
+    _tell(What.POLL_CALLED)
+    batch = consumer.poll(_BATCH_SECONDS)
+    if batch is None:
+        sys.exit(f"no batch came within {_BATCH_SECONDS:g} s")
+    _tell(What.BATCH_POLLED, ", ".join(map(str, batch.ranges)))
+    return batch
+
+
+def _commit(consumer: LivenessConsumer, batch: Batch) -> None:
+    try:
+        consumer.commit(batch)
+    except CommitRefusedError as refused:
+        _tell(What.COMMIT_REFUSED, str(refused).partition(";")[0])
+    else:
+        _tell(What.BATCH_COMMITTED, ", ".join(map(str, batch.ranges)))
+
+
+def _tell(what: What, detail: str = "") -> None:
+    sys.stderr.write(line_of_op(time.time(), what, detail) + "\n")  # one write: librdkafka's threads write there too
+
+
+def _tell_the_watchdogs_log() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger("kafka_liveness_dagster").addHandler(handler)
+
+
+def _end_with_the_starter(ended: threading.Event) -> None:
+    os.read(sys.stdin.fileno(), 1)  # nothing is ever written there
+    ended.set()
+    time.sleep(_LEAVE_SECONDS)
+    os._exit(1)  # a broker that does not answer is not waited for
+
+
+if __name__ == "__main__":
+    servers, named, told = json.loads(sys.argv[1])
+    try:
+        main(servers, named, Scene(**told))
+    except KafkaLivenessError as error:
+        sys.exit(str(error))

@@ -1,0 +1,216 @@
+"""The commands about topics: ``kafka-liveness topic create``, ``list``, ``describe``, and ``produce``."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+import click
+
+from kafka_liveness_dagster.cli.arguments import TEXT, TOPIC
+from kafka_liveness_dagster.cli.reach import at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kafka_liveness_dagster.kafka.topics import Record
+
+_INTERNAL = "__"  # Kafka's own topics begin so
+
+
+@click.group()
+def topic() -> None:
+    """Make topics, list them, and say what is in one: the embedded broker comes without Kafka's own tools."""
+
+
+@topic.command()
+@click.argument("name", type=TOPIC)
+@click.option("--partitions", type=click.IntRange(1, 100_000), help="The broker's default unless given.")
+@click.option("--replication-factor", type=click.IntRange(1, 32_767), help="The broker's default unless given.")
+@click.option("--config", "config", multiple=True, metavar="NAME=VALUE", help="Like retention.ms=600000; repeatable.")
+@at_bootstrap_servers
+@with_command_config
+def create(
+    name: str,
+    *,
+    partitions: int | None,
+    replication_factor: int | None,
+    config: tuple[str, ...],
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+) -> None:
+    """Make topic NAME.
+
+    Its partitions are how many live runs can share the work. There may be more later, but not fewer.
+
+    \b
+    Example:
+      kafka-liveness topic create orders --partitions 4
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    settings = dict(_setting(one) for one in config)
+    kafka = reached(bootstrap_servers, command_config)
+    from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
+
+    given = {"partitions": partitions or -1, "replication_factor": replication_factor or -1}
+    count = topics.create(kafka, name, **given, config=settings)
+    click.echo(f"made topic {name} with {count} partition{'s' if count > 1 else ''}")
+
+
+@topic.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@at_bootstrap_servers
+@with_command_config
+def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
+    """List the topics, without Kafka's own.
+
+    \b
+    Example:
+      kafka-liveness topic list
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    kafka = reached(bootstrap_servers, command_config)
+    from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415  `--help` must not wait for it
+
+    found = [name for name in Cluster(kafka).topics() if not name.startswith(_INTERNAL)]
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for name in found:
+        click.echo(name)
+    if not found:
+        click.echo("no topics yet: kafka-liveness topic create NAME", err=True)
+
+
+@topic.command()
+@click.argument("name", type=TOPIC)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@at_bootstrap_servers
+@with_command_config
+def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
+    """Show topic NAME: its id, where each partition's log starts and ends, and what is set on it.
+
+    Offsets are those of `read_committed`: the log end is the last stable offset.
+
+    \b
+    Example:
+      kafka-liveness topic describe orders
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    kafka = reached(bootstrap_servers, command_config)
+    from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
+
+    cluster = Cluster(kafka)
+    bounds = cluster.log_bounds(cluster.partitions([name]))
+    config, topic_id = topics.config_of(kafka, name), cluster.topic_ids([name])[name]
+    if as_json:
+        logs = [{"partition": tp.partition, "log_start": start, "log_end": end} for tp, (start, end) in bounds.items()]
+        click.echo(json.dumps({"topic": name, "id": topic_id, "partitions": logs, "config": config}))
+        return
+    total = sum(end - start for start, end in bounds.values())
+    click.echo(f"topic {name}, id {topic_id or 'unknown'}, {len(bounds)} partitions, {total:,} offsets")
+    width = max(len(str(end)) for _, end in bounds.values())
+    for tp, (start, end) in bounds.items():
+        click.echo(f"  {tp.partition:>5}  {start:>{width}} - {end:>{width}}")
+    for key, value in config.items():
+        click.echo(f"  {key}={value}")
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("--json", "as_json", is_flag=True, help="Each line has to be JSON; empty lines are passed.")
+@click.option("--key", type=TEXT, help="With --json: the field whose value is the record's key.")
+@click.option("--key-separator", type=TEXT, help="What stands between key and value in each line.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True, max=1e6), help="Records a second; all unless set.")
+@at_bootstrap_servers
+@with_command_config
+def produce(
+    topic: str,
+    file: BinaryIO,
+    *,
+    as_json: bool,
+    key: str | None,
+    key_separator: str | None,
+    rate: float | None,
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+) -> None:
+    """Append each line of FILE, or of standard input, to TOPIC as a record.
+
+    Each is written once and in its order, records of one key to one partition. On the embedded broker a topic that does
+    not exist is made. A line that is not what was asked for ends it: the error says which, and how many are in the
+    topic.
+
+    \b
+    Example:
+      seq 1000 | kafka-liveness produce orders --rate 100
+      echo 'ada:{"item": "tea"}' | kafka-liveness produce orders --key-separator :
+      kafka-liveness produce orders --json --key customer orders.jsonl
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    if key is not None and not as_json:
+        raise click.UsageError("--key names a field of JSON: say --json too, or --key-separator for other lines")
+    if key is not None and key_separator is not None:
+        raise click.UsageError("--key and --key-separator both say where the key is: choose one")
+    if key_separator == "":
+        raise click.UsageError("--key-separator is empty: name what stands between key and value, like :")
+    kafka = reached(bootstrap_servers, command_config)
+    from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
+
+    if bootstrap_servers == "embedded":
+        topics.create_missing(kafka, [topic], lambda told: click.echo(told, err=True))
+    producing, began_at = topics.Producing(kafka, topic), time.monotonic()
+    sent, why = 0, None
+    try:
+        for record in _records(file, as_json=as_json, key=key, separator=key_separator):
+            producing.send(record)
+            sent += 1
+            if rate is not None and (ahead := began_at + sent / rate - time.monotonic()) > 0:
+                time.sleep(ahead)
+    except InvalidSettingError as error:
+        why = error
+    count = producing.flush()
+    told = ", ".join(f"{tp.partition}: {taken:,}" for tp, taken in sorted(producing.written.items()))
+    click.echo(f"{count:,} records to {topic}{f' (partition {told})' if told else ''}", err=True)
+    if why is not None:
+        raise why
+
+
+def _records(file: BinaryIO, *, as_json: bool, key: str | None, separator: str | None) -> Iterator[Record]:
+    from kafka_liveness_dagster.kafka.topics import Record  # noqa: PLC0415  `--help` must not wait for it
+
+    for number, raw in enumerate(file, 1):
+        line = raw.rstrip(b"\r\n")
+        if as_json:
+            if line.strip():
+                yield Record(line, _key(_parsed(line, number), key, number))
+        elif separator is not None:
+            before, found, value = line.partition(separator.encode())
+            if not found:
+                raise InvalidSettingError(f"line {number} has no {separator!r} in it: nothing from it on was produced")
+            yield Record(value, before)
+        else:
+            yield Record(line)
+
+
+def _parsed(line: bytes, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise InvalidSettingError(f"line {number} is no JSON ({error}): nothing from it on was produced") from None
+
+
+def _key(value: Any, field: str | None, number: int) -> bytes | None:
+    if field is None:
+        return None
+    if not isinstance(value, dict) or field not in value:
+        raise InvalidSettingError(f"line {number} has no field {field!r}: nothing from it on was produced")
+    found = value[field]
+    return None if found is None else (found if isinstance(found, str) else json.dumps(found)).encode()
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{text!r}: wanted NAME=VALUE, like retention.ms=600000", param_hint="--config")
+    return name, value

@@ -1,0 +1,152 @@
+"""What does a run of each lane do, from its consumer to what people see of it?"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.core.partition_keys import key_of, range_of
+from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.lanes.pipeline import Pipeline
+from kafka_liveness_dagster.lanes.waiting import Waiting
+from kafka_liveness_dagster.metadata import counted, number, range_metadata, range_table
+from kafka_liveness_dagster.runs.signs import SignsOfLife
+from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.lanes.lane import Source
+    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+
+
+def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    """One run of the live lane: batches until no new data comes, or the run's own budget is nearly spent."""
+    with SignsOfLife(context, lane_tags(asset.group_id, "live")):
+        return _live(asset, context)
+
+
+def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    pipeline = Pipeline.of(asset, context)
+    with pipeline.kafka.consumer(
+        topics=asset.topics,
+        group_id=asset.group_id,
+        context=context,
+        max_poll_records=asset.most_records,
+        batching=asset.batching,
+        enable_parallel_rebalance=asset.enable_parallel_rebalance,
+        min_crash_lag=asset.min_crash_lag,
+        max_owed_ranges=asset.max_owed_ranges,
+        on_data_loss=asset.on_data_loss,
+        auto_offset_reset=asset.auto_offset_reset,
+        liveness=asset.liveness,
+        group_instance_id=asset.group_instance_id,
+        on_missing_rows=asset.on_missing_rows,
+        witness=pipeline.witness,
+    ) as consumer:
+        context.log.info("%s", consumer.timeouts)
+        next_batch = _until_idle(consumer, asset.idle_seconds, Waiting(consumer, context))
+        tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
+        lag = _lag_at_end(consumer)
+    reach(Failpoint.BEFORE_MATERIALIZATION)
+    return dg.MaterializeResult(
+        metadata={
+            **tally.metadata(),
+            **lag,
+            **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
+            "timeouts": str(consumer.timeouts),
+            **pipeline.spark.links(),
+            **({"crash_lag_found": range_table(consumer.jumped)} if consumer.jumped else {}),
+            **({"owed_again": range_table(consumer.forgotten)} if consumer.forgotten else {}),
+            **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
+            "group": asset.group_id,
+        }
+    )
+
+
+def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
+    """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
+    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")):
+        _catch_up(asset, context)
+
+
+def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
+    pipeline = Pipeline.of(asset, context)
+    asked = {key: range_of(key) for key in context.partition_keys}
+    with pipeline.kafka.catch_up(
+        group_id=asset.group_id,
+        ranges=list(asked.values()),
+        context=context,
+        max_poll_records=asset.most_records,
+        on_data_loss=asset.on_data_loss,
+        witness=pipeline.witness,
+    ) as lane:
+        owed = lane.outstanding_ranges()
+        context.log.info("a batch may take %s", lane.budget)
+        left = ", ".join(map(str, owed)) or "nothing"
+        context.log.info("%s; still owed: %s", number(len(asked), "partition"), left)
+        tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
+        left_out, lost = lane.quarantined, lane.lost
+    context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
+    if left_out:
+        outcome = "All else of these partitions is done, but they stay missing until the offsets are"
+        raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
+    reach(Failpoint.BEFORE_MATERIALIZATION)
+    for key, one in asked.items():
+        told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)))
+        context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
+
+
+def _until_idle(consumer: LivenessConsumer, idle_seconds: float, waiting: Waiting) -> Source:
+    """Batches until none came for so long; the wait for a rebalance to give us a part does not count as idle.
+
+    Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has landed
+    makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    """
+
+    def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
+        while consumer.has_time_for_a_batch():
+            if ahead:
+                return consumer.poll(0, max_records, min_records=max_records)
+            batch = consumer.poll(idle_seconds, max_records)
+            if batch is not None:
+                waiting.ended()
+                return batch
+            if not waiting.goes_on():
+                return None
+        return None
+
+    return next_batch
+
+
+def _lag_at_end(consumer: LivenessConsumer) -> dict[str, int]:
+    """What the partitions of this run still have to be read; a broker that is away just now is no reason to fail."""
+    with suppress(KafkaLivenessError):
+        return {"lag_at_end": consumer.lag()}
+    return {}
+
+
+def _quarantines(
+    asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Sequence[str] = ()
+) -> Callable[[OffsetRange, str], None]:
+    """Tells the run's log and the crash lag partition of an offset that was passed, and why."""
+
+    def tell(poison: OffsetRange, why: str) -> None:
+        key = next((key for key in asked if range_of(key).overlaps(poison)), key_of(poison))
+        context.log.warning("%s", why)
+        metadata: dict[str, str | int] = {
+            "group": asset.group_id,
+            "range": str(poison),
+            "offsets": poison.size,
+            "cause": "too slow alone",
+        }
+        context.log_event(dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata))
+
+    return tell

@@ -1,0 +1,239 @@
+"""How does a batch get from a lane through Spark into the table, and only then into the commit log?
+
+The same steps for both lanes: read exactly the batch, transform, replace its range in the table, commit its
+offsets. A crash between any two of them repeats the batch, and the table absorbs the repetition. A batch that
+is too slow is repeated at half its size. Where there is plenty to do two batches are in flight, committed in order.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
+from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
+from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.lanes.flight import Flight, InFlight
+from kafka_liveness_dagster.metadata import Tally, counted
+from kafka_liveness_dagster.runs.tags import budget_of
+from kafka_liveness_dagster.spark.errors import SparkSilentError
+from kafka_liveness_dagster.spark.sink import SinkWitness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.lanes.lane import Lane, Source
+    from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
+    from kafka_liveness_dagster.resources.spark import SparkConnectResource
+    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+    from kafka_liveness_dagster.spark.ledger import TableLedger
+    from kafka_liveness_dagster.spark.sink import Sink
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Kafka, a transform from a DataFrame of one batch to the rows to keep, and a table or a sink of the user's own.
+
+    Attributes:
+        table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each batch.
+        most_records: at most so many offsets in a batch; ``auto``: their number follows what batches take.
+        liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
+        on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
+        in_flight: how many batches may be on their way into the table at a time.
+        witness: says what is there; None for a sink that does not.
+    """
+
+    kafka: KafkaLivenessResource
+    spark: SparkConnectResource
+    transform: Callable[[DataFrame], DataFrame]
+    table: str
+    sink: Sink | None
+    most_records: int
+    auto: bool
+    liveness: Literal["poll", "progress"]
+    on_poison: Literal["raise", "quarantine"]
+    in_flight: int
+    witness: TableLedger | SinkWitness | None = None
+
+    @classmethod
+    def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
+        """The asset's pipeline with the resources of this run."""
+        kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
+        budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
+        to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
+        most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
+        return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison, most, witness)
+
+    def run(
+        self,
+        lane: Lane,
+        next_batch: Source,
+        log: dg.DagsterLogManager,
+        on_quarantine: Callable[[OffsetRange, str], None],
+    ) -> Tally:
+        """Process and commit every batch; one that is too slow, or was lost to another member, comes again.
+
+        Args:
+            lane: where the batches are committed.
+            next_batch: gives a batch of at most so many offsets, None at the end.
+            log: the run's.
+            on_quarantine: told an offset that was passed, and why.
+
+        Raises:
+            FencedError: this process is finished with the group; Spark was cancelled.
+            PoisonedOffsetError: an offset is too slow in a batch of its own.
+            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed comes again.
+        """
+        from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
+
+        tally, pace = Tally(), Pace(self.most_records, auto=self.auto)
+        with Flight() as flight:
+
+            def land() -> None:
+                pace.in_time(flight[0].batch, self._land(flight, lane, tally, log))
+
+            lane.on_fence(lambda: flight.cancel(lane.is_open))
+            lane.before_revoke(lambda may_wait: flight.land_what_can(may_wait, land))
+            while self._fill(flight, next_batch, lane, pace, log):
+                batch = flight[0].batch
+                try:
+                    land()
+                except FencedError as fenced:
+                    alone = len(flight) == 1
+                    flight.drop(batch.epoch)
+                    if not fenced.reason.may_rejoin:
+                        raise
+                    timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
+                    if timed_out and (poison := pace.too_slow(batch, alone=alone)) is not None:
+                        on_quarantine(poison, self._passed(poison, batch, lane, fenced))
+                    log.warning("%s: %s. At most %d offsets next", batch, fenced, pace.bound)
+        return tally
+
+    def _fill(self, flight: Flight, next_batch: Source, lane: Lane, pace: Pace, log: dg.DagsterLogManager) -> bool:
+        """Begin as many batches as may be in flight; False when there is none, and none comes."""
+        most = 1 if pace.wary else self.in_flight  # a batch that may be too slow shares Spark with nobody
+        while len(flight) < most and not any(one.failed for one in flight):
+            ahead = bool(flight)
+            try:
+                batch = next_batch(pace.bound, ahead=ahead)
+            except Exception as error:
+                if not flight:
+                    raise
+                log.warning("nothing is planned ahead: %s", error)  # said again when what is in flight has landed
+                break
+            if batch is None and ahead and not flight:
+                continue  # a rebalance has landed what was in flight meanwhile: this one is ahead of nothing
+            if batch is None:
+                break
+            reach(Failpoint.AFTER_PLAN)
+            log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
+            flight.append(self._in_flight(batch, lane, log))
+            if self.in_flight > 1:
+                flight[-1].begin()
+        return bool(flight)
+
+    def _land(self, flight: Flight, lane: Lane, tally: Tally, log: dg.DagsterLogManager) -> float:
+        """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
+        one = flight[0]
+        try:
+            written = one.finish() if self.in_flight > 1 else one.run()
+        except SparkSilentError:
+            raise  # says more than the fence after which it was given up
+        except Exception:
+            lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
+            raise
+        if written.attempts > 1:
+            again = "its files" if written.rewritten else "the same offsets"
+            log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
+        handed_over = lane.commit(one.batch)
+        reach(Failpoint.AFTER_OFFSET_COMMIT)
+        seconds = flight.landed()
+        tally.add(one.batch, written.rows, seconds)
+        if handed_over:
+            but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
+            log.info(but, one.batch, ", ".join(map(str, handed_over)), counted(written.rows), seconds)
+        else:
+            log.info("committed %s: %s in %.2f s", one.batch, counted(written.rows), seconds)
+        return seconds
+
+    def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
+        """Let the lane pass an offset, and say so; or end the run."""
+        if self.on_poison == "raise":
+            outcome = "Nothing of it was committed; on_poison='quarantine' would let the others pass"
+            raise PoisonedOffsetError([poison], batch.deadline_seconds, outcome) from fenced
+        lane.quarantine(poison)
+        return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
+
+    def _in_flight(self, batch: Batch, lane: Lane, log: dg.DagsterLogManager) -> InFlight:
+        from kafka_liveness_dagster.spark.iceberg import TableWrite  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
+
+        session, options = self.spark.session(), self.kafka.settings().spark()
+        job = SparkJob(session, *self._listeners(batch, lane, log))
+
+        passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
+        frame = Transformed(self.transform, session, batch.ranges, options, passed)
+
+        def may_go_on() -> None:
+            lane.check()
+            job.check()
+
+        def may_replace() -> None:
+            lane.confirm(batch)
+            job.check()
+
+        if self.sink is not None:
+            return InFlight(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace))
+        table = IcebergTable(self.table)
+        ledger = self.witness if isinstance(self.witness, TableLedger) else None
+        writing = TableWrite(session, table, batch.ranges, frame, may_go_on, may_replace, ledger=ledger)
+        return InFlight(batch, job, writing)
+
+    def _listeners(
+        self, batch: Batch, lane: Lane, log: dg.DagsterLogManager
+    ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
+        """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
+        told = ProgressLog(_named(batch), time.monotonic(), TELL_EVERY_SECONDS)
+
+        def progressed(_completed: int, _total: int) -> None:
+            with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
+                lane.heartbeat()
+
+        def reported(completed: int, total: int) -> None:
+            line = told.report(completed, total, time.monotonic())
+            if line is not None:  # a line now and then, after the heartbeat
+                with suppress(Exception):
+                    log.info("%s", line)
+
+        return progressed if self.liveness == "progress" else None, reported
+
+
+def _witness(
+    asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
+) -> TableLedger | SinkWitness | None:
+    """Who says what is there, in a batch's time at most: the table's ledger, or a sink that has ``covered``."""
+    if asset.sink is not None:
+        return SinkWitness.of(asset.sink)
+    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS, TableLedger  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+
+    session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
+    return TableLedger(IcebergTable(asset.table or ""), session, max(budget_seconds, ANSWER_SECONDS))
+
+
+def _named(batch: Batch) -> str:
+    """A batch by its first range: it may have hundreds."""
+    return f"{batch.ranges[0]}" + (f" and {len(batch.ranges) - 1} more" if batch.ranges[1:] else "")

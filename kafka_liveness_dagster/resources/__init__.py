@@ -1,0 +1,1 @@
+"""The Kafka cluster and the Spark Connect server, as Dagster's resources."""

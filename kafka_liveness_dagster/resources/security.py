@@ -1,0 +1,67 @@
+"""Which fields say how a Kafka resource proves who it is? librdkafka's names, each fit for ``dg.EnvVar``.
+
+Never shows a secret: not in ``repr``, not in an error, and not on the resource's page in Dagster's UI.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.settings.declared import CheckedResource, resolved
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.kafka.security import Security
+
+_SECRETS = ("sasl_password", "ssl_key_password")
+
+
+class SecuredKafkaResource(CheckedResource):
+    """The security settings of a Kafka cluster, for librdkafka and for Spark's Kafka source alike."""
+
+    # str and not Literal: dg.EnvVar fits no Literal
+    security_protocol: str = Field(default="PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.")
+    sasl_mechanism: str | None = Field(default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.")
+    sasl_username: str | None = Field(default=None, description="The user, or the key of a managed cluster.")
+    sasl_password: str | None = Field(default=None, repr=False, description="A secret: only as dg.EnvVar.")
+    ssl_ca_location: str | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the brokers' certificates; the system's and Java's own "
+        "authorities unless set. Spark is sent the content of this and of the next two files.",
+    )
+    ssl_certificate_location: str | None = Field(default=None, description="PEM file of a client's certificate (mTLS).")
+    ssl_key_location: str | None = Field(default=None, description="PEM file of its key, in PKCS#8.")
+    ssl_key_password: str | None = Field(
+        default=None, repr=False, description="A secret: only as dg.EnvVar. Of an encrypted key."
+    )
+    ssl_endpoint_identification_algorithm: str = Field(
+        default="https", description="`none` accepts a certificate made for another host name."
+    )
+
+    def get_resource_definition(self) -> Any:
+        """What Dagster makes of this resource when a code location is loaded; its UI would show a secret in plain.
+
+        Raises:
+            InvalidSettingError: a secret is not given as ``dg.EnvVar``.
+        """
+        for name in _SECRETS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, dg.EnvVar):
+                raise InvalidSettingError(
+                    f"{name} is given as its value, which Dagster's UI would show: put it into an environment variable "
+                    f'and write {name}=dg.EnvVar("ITS_NAME")'
+                )
+        return super().get_resource_definition()
+
+    def security(self) -> Security:
+        """The settings, checked; files are looked at.
+
+        Raises:
+            InvalidSettingError: settings that contradict each other, or a file without what it should hold.
+        """
+        from kafka_liveness_dagster.kafka.security import NAMES, Security  # noqa: PLC0415 - only where it is used
+
+        return Security(**{name: resolved(getattr(self, name)) for name in NAMES})

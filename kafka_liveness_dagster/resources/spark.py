@@ -1,0 +1,92 @@
+"""How do assets and sensors reach Spark? A resource, embedded unless an address is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import REMOTE
+from kafka_liveness_dagster.settings.declarations import SparkResourceSettings
+from kafka_liveness_dagster.settings.declared import CheckedResource, resolved
+from kafka_liveness_dagster.settings.kinds import EMBEDDED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
+
+
+class SparkConnectResource(CheckedResource):
+    """A Spark Connect server. Each run has a session of its own, ended with the run."""
+
+    checked_by: ClassVar[type[SparkResourceSettings]] = SparkResourceSettings
+
+    remote: str = Field(
+        default=EMBEDDED,
+        repr=False,  # it carries the token
+        description="`sc://host:port/;token=…`, or `embedded`: a real server this package starts on loopback.",
+    )
+    ui_url: str | None = Field(
+        default=None,
+        description="Of the web UI of that Spark, `http://driver:4040`: runs link to it. Nothing is asked.",
+    )
+    _session: SparkSession | None = PrivateAttr(default=None)
+
+    def session(self) -> SparkSession:
+        """The session of this resource, opened when first asked for; anew where its server was started anew.
+
+        Raises:
+            SparkUnreachableError: no server answered, or it refused the token.
+        """
+        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
+
+        old = self._session
+        if old is None or line_of(old).is_cut or old.client.is_closed:  # as pyspark does when the server is another one
+            self._session = connect(self._address())
+        return self._session
+
+    def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
+        """The records of exactly these ranges, by Spark's own Kafka source."""
+        from kafka_liveness_dagster.spark.source import read  # noqa: PLC0415 - pyspark stays lazy
+
+        return read(self.session(), ranges, kafka.settings().spark())
+
+    def links(self) -> dict[str, dg.MetadataValue]:
+        """To Spark's UI, for the events of a run, where somebody said where it is."""
+        return {"spark_ui": dg.MetadataValue.url(str(resolved(self.ui_url)))} if self.ui_url else {}
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        """End the session.
+
+        Caller: Dagster, when the run's resources are torn down. Affects: this run's session alone.
+        """
+        from kafka_liveness_dagster.spark.session import end  # noqa: PLC0415 - pyspark stays lazy
+
+        if self._session is not None:
+            end(self._session)
+            self._session = None
+
+    def running(self) -> str | None:
+        """The server's address; None where it is the embedded one and does not run: nothing is started for it."""
+        from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
+
+        if resolved(self.remote) != EMBEDDED:
+            return self._address()
+        found = services.running()
+        return found.spark_remote or None if found else None
+
+    def _address(self) -> str:
+        if (remote := str(resolved(self.remote))) != EMBEDDED:
+            if not REMOTE.fits(remote):  # what a variable holds is known only now; it may hold a token
+                raise InvalidSettingError(f"remote of SparkConnectResource is refused: wanted {REMOTE.wanted}")
+            return remote
+        from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
+
+        return services.ensure(which=("spark",)).spark_remote

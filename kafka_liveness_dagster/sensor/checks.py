@@ -1,0 +1,203 @@
+"""Which asset checks does a Kafka asset have? Five of its consumer group, judged by ``core.health`` at one look.
+
+The sensor tells them without a run, at the moments of its observations; a run of the checks job looks by itself.
+"""
+
+# No `from __future__ import annotations` here: Dagster compares the annotation of a check's context with the class.
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from kafka_liveness_dagster.core import health
+from kafka_liveness_dagster.core.health import Gravity, Verdict
+from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
+from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.table_look import TableLook
+
+GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
+_MAX_KEYS = 1_000  # of a question to Dagster's storage
+_TOLD_AGAIN_SECONDS = 600.0
+_FORGOTTEN_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
+_SAME_SECONDS = 1.5  # SQLite stores whole ones
+_CONNECT_SECONDS = 10.0  # a run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
+_WHAT = {
+    GROUP_ALIVE: "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that is "
+    "in progress and no member, and when records wait and nobody reads them.",
+    LAG: "Offsets that the live lane has still to read, at most max_lag.",
+    RETENTION: "The broker deletes nothing that waits for either lane, and will not soon: nothing waits in the oldest "
+    "tenth of a log that retention has begun to delete.",
+    EXACT: "Every offset below the committed one, since the group began, is in the table, owed, or told as lost: the "
+    "commit logs held against what the table's snapshots say that it has.",
+    CRASH_LAG_AGE: "How long Dagster has known of the oldest range that is still owed, at most "
+    "max_crash_lag_age_seconds.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupChecks:
+    """The checks of one group: on the live asset, and the age of what is owed on the crash lag asset."""
+
+    group_id: str
+    topics: tuple[str, ...]
+    live: dg.AssetKey
+    crash_lag: dg.AssetKey
+    partitions_name: str
+    max_lag: int | None
+    max_crash_lag_age_seconds: float | None
+    max_poll_records: int
+    max_live_runs: int
+    ghost_after_seconds: float
+    table: str | None = None
+
+    @property
+    def specs(self) -> list[dg.AssetCheckSpec]:
+        """What Dagster shows of them before one was evaluated; nobody can say what a sink of the user's own holds."""
+        return [
+            dg.AssetCheckSpec(name, asset=self._asset(name), description=told)
+            for name, told in _WHAT.items()
+            if name != EXACT or self.table is not None
+        ]
+
+    def definition(self, name: str, kafka_resource_key: str, spark_resource_key: str) -> dg.AssetChecksDefinition:
+        """All of them as one op, which looks once; any of them may be selected."""
+
+        @dg.multi_asset_check(
+            name=name,
+            specs=self.specs,
+            can_subset=True,
+            required_resource_keys={kafka_resource_key, *([spark_resource_key] if self.table else [])},
+            description=f"Looks at consumer group {self.group_id} as the sensor does; changes nothing.",
+        )
+        def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+            cluster = getattr(context.resources, kafka_resource_key).cluster()
+            # Dagster first, as the sensor does: what is materialised between the two looks would seem unlisted
+            instance = context.instance
+            existing = instance.get_dynamic_partitions(self.partitions_name)
+            materialized = instance.get_materialized_partitions(self.crash_lag)
+            recent_runs = 3 * self.max_live_runs
+            table = TableLook.of(self.table, context.resources, spark_resource_key, _CONNECT_SECONDS)
+            look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
+            waiting = [key for key in existing if is_key(key) and key not in materialized]
+            unlisted = new_keys(look.owed, existing, materialized)
+            cannot_tell, now = table.cannot_tell if table else "", time.time()
+            judged = self.evaluate(look, instance, waiting, now, unlisted=unlisted, cannot_tell=cannot_tell)
+            for evaluated in judged:
+                if dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name) in context.selected_asset_check_keys:
+                    yield dg.AssetCheckResult(
+                        passed=evaluated.passed,
+                        asset_key=evaluated.asset_key,
+                        check_name=evaluated.check_name,
+                        metadata=evaluated.metadata,
+                        severity=evaluated.severity,
+                        description=evaluated.description,
+                    )
+
+        return checks
+
+    def newest(self, instance: dg.DagsterInstance, now: float) -> int:
+        """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten.
+
+        Of one of this very moment only the next look knows: what is stored in the same second may count as older.
+        """
+        known = (
+            one.asset_entry.last_materialization_record
+            for one in instance.get_asset_records([self.live, self.crash_lag])
+        )
+        return max((one.storage_id for one in known if one and one.timestamp < now - _SAME_SECONDS), default=0)
+
+    def evaluate(
+        self,
+        look: GroupLook,
+        instance: dg.DagsterInstance,
+        waiting: Sequence[str],
+        now: float,
+        *,
+        unlisted: Sequence[str] = (),
+        requested: bool = False,
+        forgotten: Sequence[str] = (),
+        cannot_tell: str = "",
+    ) -> list[dg.AssetCheckEvaluation]:
+        """Judge one look.
+
+        Args:
+            look: the group now.
+            instance: knows since when something is owed.
+            waiting: crash lag partitions that are not materialised.
+            now: seconds since the epoch.
+            unlisted: owed ranges without a partition.
+            requested: a live run is being requested at this moment.
+            forgotten: ranges that nobody remembered to be owed, and that are not done yet.
+            cannot_tell: why the table could not be asked; empty when it was.
+        """
+        seen = look.snapshot
+        ages = {run_mark(record.dagster_run.run_id): now - _began(record) for record in look.records}
+        found = self._found_at(look, instance, waiting)
+        verdicts = {
+            GROUP_ALIVE: health.group_alive(seen, ages, self.ghost_after_seconds, requested=requested),
+            LAG: health.lag_below(seen.partitions, self.max_lag),
+            RETENTION: health.retention(seen.partitions, self.max_poll_records),
+            CRASH_LAG_AGE: health.crash_lag_age(
+                seen.partitions, max(0.0, now - (found or now)), unlisted, self.max_crash_lag_age_seconds
+            ),
+        }
+        if self.table is not None:
+            verdicts[EXACT] = health.exact(seen, forgotten, cannot_tell)
+        return [self._evaluation(name, verdict, look) for name, verdict in verdicts.items()]
+
+    def _found_at(self, look: GroupLook, instance: dg.DagsterInstance, waiting: Sequence[str]) -> float | None:
+        """When the oldest of the owed partitions was first observed: the sensor does so as it adds them."""
+        owed = look.still_owed(waiting)[:_MAX_KEYS]
+        if not owed:
+            return None
+        asked = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=owed)
+        oldest = instance.fetch_observations(asked, limit=1, ascending=True).records
+        return oldest[0].timestamp if oldest else None
+
+    def _evaluation(self, name: str, verdict: Verdict, look: GroupLook) -> dg.AssetCheckEvaluation:
+        last = (
+            {"last_live_run": dg.MetadataValue.dagster_run(look.records[0].dagster_run.run_id)} if look.records else {}
+        )
+        return dg.AssetCheckEvaluation(
+            asset_key=self._asset(name),
+            check_name=name,
+            passed=verdict.gravity is Gravity.FINE,
+            severity=dg.AssetCheckSeverity.ERROR if verdict.gravity is Gravity.ERROR else dg.AssetCheckSeverity.WARN,
+            description=verdict.told,
+            metadata={"group": self.group_id, **verdict.numbers, **(last if name == GROUP_ALIVE else {})},
+        )
+
+    def _asset(self, name: str) -> dg.AssetKey:
+        return self.crash_lag if name == CRASH_LAG_AGE else self.live
+
+
+def _began(record: dg.RunRecord) -> float:
+    return record.start_time or record.create_timestamp.timestamp()
+
+
+def are_forgotten(newest: int, told_of: int, told_at: float, now: float) -> bool:
+    """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
+    return newest > told_of and now - told_at >= _FORGOTTEN_SECONDS
+
+
+def news(
+    evaluated: Sequence[dg.AssetCheckEvaluation], told: str, told_at: float, now: float, *, forgotten: bool = False
+) -> tuple[Sequence[dg.AssetCheckEvaluation], str, float]:
+    """What of it is worth storing: every change at once, and what stays as it was every ten minutes.
+
+    Args:
+        evaluated: all checks now.
+        told: the outcomes that were stored last, in a letter each.
+        told_at: when.
+        now: on the clock of ``told_at``.
+        forgotten: Dagster shows none of what was stored.
+
+    Returns:
+        What to store, and what to remember of it.
+    """
+    outcomes = "".join("." if e.passed else e.severity.value[0] for e in evaluated)
+    is_news = forgotten or outcomes != told or now - told_at >= _TOLD_AGAIN_SECONDS
+    return (evaluated, outcomes, now) if is_news else ((), told, told_at)

@@ -1,0 +1,183 @@
+"""What do Kafka and Dagster say of a group, at one look?
+
+Read-only, and the same few requests for any number of partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
+from kafka_liveness_dagster.core.partition_keys import range_of
+from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
+from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
+from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity, check_target
+from kafka_liveness_dagster.kafka.witness import believed
+from kafka_liveness_dagster.runs.tags import lane_tags, unfinished
+from kafka_liveness_dagster.sensor.runs_seen import asked_again, by_lane, newest_first, of_this_instance, runs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.witnesses import Witness
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+
+_RECENT_RUNS = 20
+_FOREIGN_LETTERS = 24  # of a foreign member's name: the sensor's cursor is small
+_STATES = {
+    "STABLE": GroupState.STABLE,
+    "EMPTY": GroupState.EMPTY,
+    "DEAD": GroupState.DEAD,
+    "PREPARING_REBALANCING": GroupState.REBALANCING,
+    "COMPLETING_REBALANCING": GroupState.REBALANCING,
+}
+
+
+@dataclass(frozen=True)
+class GroupLook:
+    """A group, the newest live runs that Dagster knows of it and all that are in progress, newest first.
+
+    Attributes:
+        catch_up: the runs of the other lane that are in progress.
+    """
+
+    snapshot: GroupSnapshot
+    records: Sequence[dg.RunRecord]
+    catch_up: Sequence[dg.RunRecord] = ()
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        instance: dg.DagsterInstance,
+        group_id: str,
+        topics: Sequence[str],
+        *,
+        recent_runs: int = 0,
+        witness: Witness | None = None,
+        must_ask: bool = True,
+    ) -> GroupLook:
+        """Dagster first: a run that began after that is no departure, as its mark would be of an unknown run.
+
+        Args:
+            cluster: where the group is.
+            instance: knows its runs.
+            group_id: the live lane's group.
+            topics: what it consumes.
+            recent_runs: how many runs to look at, at least.
+            witness: the table.
+            must_ask: ask it even where all commits vouch for themselves and nothing is owed: then it could only tell of
+                rows that it has lost, which waits for the next look that must.
+
+        Raises:
+            BrokerUnreachableError: no broker answered: nothing is known of the group.
+            TopicRecreatedError: the offsets are of a topic that was deleted.
+            OtherTableError: the group's commits are about another table than the witness.
+        """
+        in_progress = by_lane(instance.get_run_records(unfinished(group_id)))
+        recent = instance.get_run_records(
+            dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
+        )
+        records = newest_first(recent, in_progress["live"])
+        partitions, group = _asked(cluster, group_id, topics, witness, must_ask=must_ask)
+        members = of_this_instance(instance, map(_member, group.members), group.members, records)
+        seen = GroupSnapshot(_state(group), members, partitions, runs_of(records))
+        seen = replace(seen, catch_up=runs_of(in_progress["catch-up"]))
+        return cls(asked_again(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])
+
+    @cached_property
+    def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
+        """Each by its name."""
+        return {seen.topic_partition: seen for seen in self.snapshot.partitions}
+
+    @property
+    def owed(self) -> list[OffsetRange]:
+        """What is owed and not done."""
+        return [
+            OffsetRange(*seen.topic_partition, *span) for seen in self.snapshot.partitions for span in seen.outstanding
+        ]
+
+    def still_owed(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
+        """The keys of which something is owed, in their order; with those of paused partitions, or without."""
+        owed = {tp: seen.outstanding for tp, seen in self.partitions.items() if paused or not seen.paused}
+        asked = ((key, range_of(key)) for key in keys)
+        return [key for key, one in asked if intersection([one.span], owed.get(one.topic_partition, ()))]
+
+    def run(self, mark: str | None) -> dg.DagsterRun | None:
+        """The run of a mark, None when Dagster does not list it any more."""
+        known = (record.dagster_run for record in (*self.records, *self.catch_up))
+        return next((run for run in known if run_mark(run.run_id) == mark), None)
+
+
+def _asked(
+    cluster: Cluster, group_id: str, topics: Sequence[str], witness: Witness | None, *, must_ask: bool
+) -> tuple[tuple[PartitionSnapshot, ...], Group]:
+    tps = cluster.partitions(topics)
+    first = cluster.commits(group_id, tps)
+    marks = {tp: _decode(commit.metadata) for tp, commit in first.items()}
+    owing = [tp for tp, mark in marks.items() if mark and mark.owed]
+    # Without a commit too: the broker deletes them with their topic, and the table knows of which one they were
+    vouched = all((mark := marks.get(tp)) is not None and mark.origin is not None for tp in tps)
+    if not (must_ask or owing) and vouched:
+        witness = None
+    owing = owing if witness is None else tps
+    second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
+    bounds = cluster.log_bounds(tps)
+    group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
+    facts = {tp: _facts(first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps}
+    if witness is not None:  # last: what is committed was written before that
+        check_target(group_id, facts, witness.target)
+        ids = cluster.topic_ids(topics)
+        facts = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in believed(facts, witness).items()}
+    return tuple(_partition(tp, one) for tp, one in facts.items()), group
+
+
+def _facts(
+    first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int]
+) -> PartitionFacts:
+    done = DoneLog.decode(second.offset, second.metadata) if second else DoneLog()
+    return PartitionFacts(first.offset if first else None, mark, *bounds, done)
+
+
+def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
+    """What is told of a partition; a topic made anew is an error: a sensor that skips would look healthy."""
+    check_identity(tp, facts)
+    missing = () if facts.committed is None else facts.missing(facts.committed)
+    forgotten = () if facts.vouched else missing
+    return PartitionSnapshot(
+        tp,
+        facts.committed,
+        facts.mark,
+        facts.log_end,
+        union((*facts.outstanding, *forgotten)),
+        log_start=facts.log_start,
+        forgotten=forgotten,
+        missing=missing if facts.vouched else (),
+    )
+
+
+def _decode(metadata: str) -> LiveMark | None:
+    try:
+        return LiveMark.decode(metadata)
+    except ForeignCommitError:
+        return None  # the live run refuses to join and says why; this only looks
+
+
+def _state(group: Group) -> GroupState:
+    """KIP-848's own states have no name in the client yet: a group with members that is not stable is rebalancing."""
+    return _STATES.get(group.state, GroupState.REBALANCING if group.members else GroupState.EMPTY)
+
+
+def _member(member: GroupMember) -> MemberSeen:
+    """A member under its run's 8 digits, or as the foreign one it is."""
+    run = run_of_client(member.client_id)
+    name = run or f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS]
+    return MemberSeen(member.member_id, name, member.partitions, run is None, member.group_instance_id is not None)

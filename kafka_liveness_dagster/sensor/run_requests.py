@@ -1,0 +1,115 @@
+"""Which runs does a group need now? The sensor's requests for both lanes, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.membership import MAX_BACKOFF_SECONDS, RunFate, restart_delay_seconds, wants_live_run
+from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.metadata import told
+from kafka_liveness_dagster.runs.tags import CAUSE_TAG, PARTITION_TAG, has_committed, lane_tags, unfinished
+from kafka_liveness_dagster.sensor.runs_seen import fate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from kafka_liveness_dagster.sensor.look import GroupLook
+
+_RECENT_RUNS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequests:
+    """What a group's sensor may start.
+
+    Attributes:
+        crash_lag_job_name: None where crash lag is left to people.
+        max_live_runs: no live run is requested while so many are in progress.
+    """
+
+    group_id: str
+    live_job_name: str
+    crash_lag_job_name: str | None
+    max_live_runs: int
+
+    def live(
+        self, instance: dg.DagsterInstance, look: GroupLook, now: float, ghosts: Collection[str]
+    ) -> tuple[list[dg.RunRequest], str]:
+        """A live run, when one is wanted; and why not, when none is.
+
+        Args:
+            instance: knows what is in progress.
+            look: the group now.
+            now: seconds since the epoch.
+            ghosts: runs in progress that keep no place.
+        """
+        seen = look.snapshot
+        in_progress = self._in_progress(instance, "live", ghosts)
+        failures, delayed = _delay([*takewhile(lambda record: not _has_worked(record), look.records)], now)
+        wanted = wants_live_run(seen.partitions, seen.left, in_progress=in_progress, max_live_runs=self.max_live_runs)
+        if wanted and not delayed:
+            tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or "lag"}
+            return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
+        lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
+        why = "nothing to read"
+        if wanted:
+            why = f"waiting after {failures} failures in a row"
+        elif in_progress:
+            why = f"{in_progress} of {self.max_live_runs} already in progress"
+        return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets owed"
+
+    def catch_up(
+        self,
+        instance: dg.DagsterInstance,
+        look: GroupLook,
+        missing: Sequence[str],
+        now: float,
+        ghosts: Collection[str],
+    ) -> list[dg.RunRequest]:
+        """The oldest missing partition's run, when nobody is catching up and it is not failing all the time."""
+        if self.crash_lag_job_name is None:
+            return []
+        owed = look.still_owed(missing, paused=False)
+        if not owed or self._in_progress(instance, "catch-up", ghosts):
+            return []
+        tags = lane_tags(self.group_id, "catch-up")
+        records = instance.get_run_records(dg.RunsFilter(tags=dict(tags)), limit=_RECENT_RUNS)
+        if _delay(records, now)[1]:
+            return []
+        # A partition that fails every time must not keep the younger ones from being processed
+        failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed(records))
+        oldest = min(owed, key=lambda key: failed[key])
+        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags=tags)]
+
+    def _in_progress(
+        self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
+    ) -> int:
+        """How many keep a place now; one may have been launched since the look."""
+        return sum(run_mark(run_id) not in ghosts for run_id in instance.get_run_ids(unfinished(self.group_id, lane)))
+
+
+def _delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
+    """How many of the newest runs failed in a row, and whether it is too early for the next one."""
+    failed = _failed(records)
+    since = now - (failed[0].end_time or now) if failed else 0.0
+    return len(failed), since < restart_delay_seconds(len(failed))
+
+
+def _failed(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
+    """The newest runs that failed in a row."""
+    return list(takewhile(lambda record: fate(record.dagster_run) is RunFate.FAILED, records))
+
+
+def _has_worked(record: dg.RunRecord) -> bool:
+    """Whether a run did something before it ended, or was at work for longer than the longest delay.
+
+    What ended it does not end every run: a host that loses its workers one after the other is no mistake in them.
+    """
+    seconds = (record.end_time or 0.0) - (record.start_time or math.inf)
+    return has_committed(record.dagster_run) or seconds > MAX_BACKOFF_SECONDS

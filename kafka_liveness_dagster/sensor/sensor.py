@@ -1,0 +1,201 @@
+"""What does a consumer group need now? A sensor that looks, tells what it saw, adds partitions and requests runs.
+
+Level-triggered: every tick computes from the group's members, both commit logs, the log ends and Dagster's own runs;
+its memory only keeps it from telling a thing twice. It never joins nor commits; a tick done twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.events import CrashLagFound
+from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, range_of
+from kafka_liveness_dagster.core.watch import changes
+from kafka_liveness_dagster.sensor.checks import are_forgotten, news
+from kafka_liveness_dagster.sensor.cursor import GroupCursor
+from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
+from kafka_liveness_dagster.sensor.hooks import Answers, Hook
+from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.observations import group_observations, range_observation
+from kafka_liveness_dagster.sensor.run_requests import RunRequests
+from kafka_liveness_dagster.sensor.settings import SensorSettings
+from kafka_liveness_dagster.sensor.table_look import TableLook
+from kafka_liveness_dagster.settings.declared import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.sensor.checks import GroupChecks
+
+_OBSERVE_SECONDS = 60.0
+
+
+@checked(SensorSettings)
+def build_group_sensor(
+    *,
+    name: str,
+    group_id: str,
+    topics: Sequence[str],
+    live_job: Any,
+    crash_lag: dg.AssetsDefinition,
+    crash_lag_job: Any = None,
+    max_live_runs: int = 1,
+    ghost_after_seconds: float = 120.0,
+    fail_ghost_runs: bool = False,
+    on_event: Hook | None = None,
+    event_jobs: Sequence[Any] = (),
+    checks: GroupChecks | None = None,
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    kafka_resource_key: str = "kafka",
+    table: str | None = None,
+    spark_resource_key: str = "spark",
+) -> dg.SensorDefinition:
+    """A sensor for one consumer group: crashes and lag start live runs, owed ranges become partitions.
+
+    Args:
+        name: of the sensor.
+        group_id: the group to watch.
+        topics: what the group consumes; each is observed on the asset ``kafka/<topic>_topic``.
+        live_job: job to request when there is lag, at once after a crash.
+        crash_lag: the asset whose dynamic partitions mirror the owed ranges.
+        crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
+        max_live_runs: no run is requested while so many are in progress, or as many as there are partitions.
+        ghost_after_seconds: a run in progress of which nothing is seen for so long no longer counts; another is
+            requested. One whose process is gone for sure does not count at once, and is reported as failed.
+        fail_ghost_runs: report every run that no longer counts as failed, also where nobody can say whether its process
+            is gone.
+        on_event: called with each event of ``core.events`` when it is first seen; what it returns is requested. A
+            request without a ``run_key`` gets one of its event, so that a repeated tick starts nothing twice.
+        event_jobs: jobs that ``on_event`` may request; with a single one, requests need not name it.
+        checks: asset checks to evaluate with the observations.
+        minimum_interval_seconds: between two ticks.
+        default_status: ``RUNNING`` to start with the code location.
+        kafka_resource_key: of the :class:`KafkaLivenessResource`.
+        table: the Iceberg table; with it looks hold the first commit log against what the table says it has.
+        spark_resource_key: of the :class:`SparkConnectResource`; needed with ``table``.
+    """
+    own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
+    watch = _Watch(
+        name=name,
+        group_id=group_id,
+        topics=tuple(topics),
+        requests=RunRequests(
+            group_id=group_id,
+            live_job_name=live_job.name,
+            crash_lag_job_name=getattr(crash_lag_job, "name", None),
+            max_live_runs=max_live_runs,
+        ),
+        crash_lag=crash_lag,
+        ghost_after_seconds=ghost_after_seconds,
+        fail_ghost_runs=fail_ghost_runs,
+        answers=Answers(name, on_event, event_jobs[0].name if len(event_jobs) == 1 else None),
+        checks=checks,
+    )
+
+    @dg.sensor(
+        name=name,
+        jobs=[*own, *event_jobs],
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={kafka_resource_key, *([spark_resource_key] if table else [])},
+        description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
+    )
+    def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        kafka = getattr(context.resources, kafka_resource_key)
+        kafka.make_missing(topics, context.log.info)
+        return watch.tick(context, kafka.cluster(), TableLook.of(table, context.resources, spark_resource_key))
+
+    return group_sensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watch:
+    name: str
+    group_id: str
+    topics: tuple[str, ...]
+    requests: RunRequests
+    crash_lag: dg.AssetsDefinition
+    ghost_after_seconds: float
+    fail_ghost_runs: bool
+    answers: Answers
+    checks: GroupChecks | None
+
+    def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:
+        # Dagster first: a range that is materialised between the two looks must not come back as a new partition
+        instance = context.instance
+        existing = instance.get_dynamic_partitions(self._partitions_name)
+        materialized = instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
+        cursor, now = GroupCursor.decode(context.cursor), time.time()
+        is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
+        newest = self.checks.newest(instance, now) if self.checks else 0
+        forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
+        look = self._look(cluster, instance, table, must_ask=is_due or forgotten)
+        events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
+        keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
+        events += [CrashLagFound(key, range_of(key).size) for key in keys]
+        observe = bool(events) or is_due or cursor.forgotten != memory.forgotten  # done now: the check may pass again
+        answers, failed = self.answers.to(events, cursor, context.log)
+        ghosts = Ghosts(look, memory.absent, now, self.ghost_after_seconds, always=self.fail_ghost_runs)
+        has_ended = ghosts.end(instance, f"sensor {self.name} of group {self.group_id}", context.log)
+        if existing and (has_ended or is_due):
+            free_slots(instance, self.crash_lag, now)
+        wanted, why_not = self.requests.live(instance, look, now, ghosts.live(self.requests.max_live_runs))
+        missing = [key for key in existing if is_key(key) and key not in materialized]
+        judged: Sequence[dg.AssetCheckEvaluation] = ()
+        outcomes, checked_at = cursor.outcomes, cursor.checked_at
+        if self.checks is not None and (observe or forgotten):
+            asked = table is None or table.asked  # a look that is stored must say whether rows are missing
+            judged = self.checks.evaluate(
+                look if asked else self._look(cluster, instance, table),
+                instance,
+                [*missing, *keys],
+                now,
+                requested=bool(wanted),
+                forgotten=memory.forgotten,
+                cannot_tell=table.cannot_tell if table else "",
+            )
+            judged, outcomes, checked_at = news(judged, outcomes, checked_at, now, forgotten=forgotten)
+        runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
+        return dg.SensorResult(
+            run_requests=runs,
+            skip_reason=None if runs else why_not + _odd(stray),
+            dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
+            asset_events=[
+                *(group_observations(self.group_id, self.topics, look, events, failed) if observe else []),
+                *(range_observation(self.crash_lag.key, self.group_id, key, look) for key in keys),
+                *judged,
+            ],
+            cursor=GroupCursor.of(
+                memory,
+                observed_at=now if observe else cursor.observed_at,
+                events=cursor.events + len(events),
+                outcomes=outcomes,
+                checked_at=checked_at,
+                judged_of=max(newest, cursor.judged_of) if judged else cursor.judged_of,
+                epoch=cursor.epoch or int(now),
+            ).encode(),
+        )
+
+    def _look(
+        self, cluster: Cluster, instance: dg.DagsterInstance, table: TableLook | None, *, must_ask: bool = True
+    ) -> GroupLook:
+        told, runs = (cluster, instance, self.group_id, self.topics), 3 * self.requests.max_live_runs
+        return GroupLook.of(*told, recent_runs=runs, witness=table, must_ask=must_ask)
+
+    @property
+    def _partitions_def(self) -> dg.DynamicPartitionsDefinition:
+        return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)  # SensorSettings has seen to it
+
+    @property
+    def _partitions_name(self) -> str:
+        return self._partitions_def.name or ""
+
+
+def _odd(stray: Sequence[str]) -> str:
+    return f"; not crash lag partitions, delete them: {', '.join(stray[:3])}" if stray else ""

@@ -1,0 +1,100 @@
+"""May a look at a group hold it against the table? Only if Spark answers at once: a look waits for nobody.
+
+One Spark session per process and address, kept for the next look; a server that does not answer is left alone for a
+while. Starts nothing, writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kafka_liveness_dagster.core.accounts import Accounts
+    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.resources.spark import SparkConnectResource
+
+AT_ONCE_SECONDS = 3.0
+_ASK_SECONDS = 10.0
+_LEAVE_ALONE_SECONDS = 30.0
+_sessions: dict[str, Any] = {}
+_silent_until: dict[str, tuple[float, float, str]] = {}
+
+
+@dataclass
+class TableLook:
+    """The table of one look; ``cannot_tell`` says why it could not be asked, once it was ``asked``.
+
+    Args:
+        target: ``catalog.namespace.table``.
+        spark: where the table is.
+        connect_seconds: how long Spark may take to open a session, where there is none yet.
+    """
+
+    target: str
+    spark: SparkConnectResource
+    connect_seconds: float = AT_ONCE_SECONDS
+    cannot_tell: str = field(default="", init=False)
+    asked: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(
+        cls, table: str | None, resources: Any, spark_resource_key: str, connect_seconds: float = AT_ONCE_SECONDS
+    ) -> TableLook | None:
+        """The table with the resources of this look; None where there is no table."""
+        return None if table is None else cls(table, getattr(resources, spark_resource_key), connect_seconds)
+
+    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
+        """What the table says; None where it cannot be asked, and then ``cannot_tell`` says why."""
+        self.asked = True
+        try:
+            return self._ask(asked)
+        except KafkaLivenessError as error:
+            self.cannot_tell = str(error)
+        except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
+            self.cannot_tell = f"Spark says {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            self._forget()
+        return None
+
+    def learn(self, accounts: Accounts) -> None:
+        """A look tells nothing."""
+
+    def believe(self, accounts: Accounts) -> None:
+        """Nor does it keep anything."""
+
+    def _ask(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
+        from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+
+        return TableLedger(IcebergTable(self.target), self._session, _ASK_SECONDS).accounts(asked)
+
+    def _session(self) -> Any:
+        from kafka_liveness_dagster.spark.errors import SparkUnreachableError  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
+
+        remote = self.spark.running()
+        if remote is None:
+            raise SparkUnreachableError("the embedded Spark does not run; a run, or `kafka-liveness up`, starts it")
+        until, waited, why = _silent_until.get(remote, (0.0, 0.0, ""))
+        if time.monotonic() < until and waited >= self.connect_seconds:  # who has more patience may try
+            raise SparkUnreachableError(why)
+        if remote not in _sessions or line_of(_sessions[remote]).is_cut:
+            try:
+                _sessions[remote] = connect(remote, timeout_seconds=self.connect_seconds)
+            except SparkUnreachableError as error:
+                until = time.monotonic() + _LEAVE_ALONE_SECONDS
+                _silent_until[remote] = (until, self.connect_seconds, str(error))
+                raise
+        return _sessions[remote]
+
+    def _forget(self) -> None:
+        """The next look opens a session of its own: this one may have ended with its server."""
+        remote = self.spark.running()
+        if remote is not None:
+            _sessions.pop(remote, None)

@@ -1,0 +1,189 @@
+"""What was declared of a Kafka asset, a sensor, a consumer, and could a run work with it? Builds nothing.
+
+Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset`,
+:func:`build_group_sensor`, :class:`KafkaLivenessResource`.
+"""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations.
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+import dagster as dg
+from pydantic import Field
+
+from kafka_liveness_dagster.core.names import name_of_sink
+from kafka_liveness_dagster.core.pace import AUTO_CEILING
+from kafka_liveness_dagster.kafka.config import refusals
+from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
+from kafka_liveness_dagster.settings import kinds
+from kafka_liveness_dagster.settings.declared import Declared
+
+MOST_IN_FLIGHT = 2
+
+
+class KafkaAssetSettings(Declared):
+    """The settings of one ``@kafka_asset``.
+
+    Raises:
+        InvalidSettingError: settings that no run could work with.
+    """
+
+    of: ClassVar[str] = "asset"
+    named_by: ClassVar[str] = "name"
+
+    transform: kinds.Called
+    name: kinds.AssetName
+    topics: kinds.OwedTopics
+    group_id: kinds.GroupId
+    table: kinds.Table | None
+    sink: kinds.ASink | None
+    max_poll_records: kinds.Records
+    batching: Literal["fair", "greedy"]
+    batches_in_flight: kinds.InFlight | None
+    max_batch_seconds: kinds.Budget | None
+    enable_parallel_rebalance: kinds.Flag
+    min_crash_lag: kinds.Offsets
+    max_owed_ranges: kinds.Count | None
+    on_data_loss: Literal["raise", "skip"]
+    on_missing_rows: Literal["raise", "owe"]
+    auto_offset_reset: Literal["earliest", "latest", "error"]
+    liveness: Literal["poll", "progress"]
+    on_poison: Literal["raise", "quarantine"]
+    group_instance_id: kinds.MemberId | None
+    max_lag: kinds.Lag | None
+    max_crash_lag_age_seconds: kinds.Seconds | None
+    idle_seconds: kinds.Seconds
+    max_live_runs: kinds.Count
+    auto_catch_up: kinds.Flag
+    ghost_after_seconds: kinds.Seconds
+    fail_ghost_runs: kinds.Flag
+    on_event: kinds.Called | None
+    event_jobs: kinds.Jobs
+    backfill_policy: kinds.Policy | None
+    sensor_interval_seconds: kinds.Count
+    sensor_status: kinds.SensorStatus
+    group_name: kinds.GroupName | None
+    kafka_resource_key: kinds.ResourceKey
+    spark_resource_key: kinds.ResourceKey
+
+    def contradictions(self) -> Iterator[str]:
+        """What no run could work with, although each setting alone is as it should be."""
+        if (self.table is None) == (self.sink is None):
+            yield (
+                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
+                "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
+            )
+        if self.most_in_flight > 1 and self.sink is not None:
+            yield (
+                f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
+                f"batches_in_flight={self.batches_in_flight} out"
+            )
+        if self.group_instance_id is not None and self.max_live_runs > 1:
+            yield (
+                f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
+                "other out of the group. Leave group_instance_id out, or set max_live_runs=1"
+            )
+        if self.kafka_resource_key == self.spark_resource_key:
+            yield (
+                f"kafka_resource_key and spark_resource_key of asset {self.name} are both {self.kafka_resource_key!r}: "
+                "one resource cannot be both"
+            )
+        own = [f"{self.name}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job")]
+        if twice := [job.name for job in self.event_jobs if job.name in own]:
+            yield f"event_jobs of asset {self.name} has {' and '.join(twice)}, as its own jobs are called: rename it"
+
+    @property
+    def target(self) -> str:
+        """Where the rows go: the table's name, or the sink's."""
+        return self.table or name_of_sink(self.sink)
+
+    @property
+    def crash_lag_key(self) -> dg.AssetKey:
+        """Of the asset whose partitions are the owed ranges."""
+        return dg.AssetKey(f"{self.name}_crash_lag")
+
+    @property
+    def most_records(self) -> int:
+        """How many offsets no batch exceeds."""
+        return AUTO_CEILING if self.max_poll_records == "auto" else self.max_poll_records
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many batches are written at a time: a user's sink is called in the run's thread, so with one."""
+        if self.batches_in_flight is None:
+            return MOST_IN_FLIGHT if self.sink is None else 1
+        return self.batches_in_flight
+
+
+class ConsumerSettings(Declared):
+    """The settings of one consumer of the live lane, those of :meth:`KafkaLivenessResource.consumer`."""
+
+    of: ClassVar[str] = "the consumer of group"
+    named_by: ClassVar[str] = "group_id"
+
+    topics: kinds.Topics
+    group_id: kinds.GroupId
+    max_poll_records: kinds.Count | None
+    batching: Literal["fair", "greedy"]
+    max_batch_seconds: kinds.Budget | None
+    enable_parallel_rebalance: kinds.Flag
+    min_crash_lag: kinds.Offsets
+    max_owed_ranges: kinds.Count | None
+    on_data_loss: Literal["raise", "skip"]
+    auto_offset_reset: Literal["earliest", "latest", "error"]
+    liveness: Literal["poll", "progress"]
+    group_instance_id: kinds.MemberId | None
+    on_missing_rows: Literal["raise", "owe"]
+
+
+class CatchUpSettings(Declared):
+    """The settings of one consumer of the catch-up lane, those of :meth:`KafkaLivenessResource.catch_up`."""
+
+    of: ClassVar[str] = "the catch-up of group"
+    named_by: ClassVar[str] = "group_id"
+
+    group_id: kinds.GroupId
+    ranges: kinds.Ranges
+    max_poll_records: kinds.Count
+    max_batch_seconds: kinds.Budget | None
+    on_data_loss: Literal["raise", "skip"]
+
+
+class KafkaResourceSettings(Declared):
+    """The fields of :class:`KafkaLivenessResource`; texts may be environment variables."""
+
+    of: ClassVar[str] = "KafkaLivenessResource"
+
+    security_protocol: Annotated[str, kinds.one_of(PROTOCOLS)]
+    sasl_mechanism: Annotated[str, kinds.one_of(MECHANISMS)] | None
+    sasl_username: kinds.Text | None
+    sasl_password: kinds.Text | None = Field(repr=False)
+    ssl_ca_location: kinds.Text | None
+    ssl_certificate_location: kinds.Text | None
+    ssl_key_location: kinds.Text | None
+    ssl_key_password: kinds.Text | None = Field(repr=False)
+    ssl_endpoint_identification_algorithm: Annotated[str, kinds.one_of(HOST_NAME_CHECKS)]
+    bootstrap_servers: kinds.Servers
+    session_timeout_seconds: kinds.Budget | None
+    heartbeat_interval_seconds: kinds.Budget | None
+    group_protocol: Literal["classic", "consumer"]
+    default_max_batch_seconds: kinds.Budget | None
+    extra: kinds.Extra = Field(repr=False)
+
+    def contradictions(self) -> Iterator[str]:
+        """What the fields say against each other; what a variable holds is known in a run."""
+        yield from refusals(self.extra)
+        told = {name: getattr(self, name) for name in NAMES}
+        words = ("security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm")
+        if not any(isinstance(told[name], dg.EnvVar) for name in words):
+            yield from contradictions(told)
+
+
+class SparkResourceSettings(Declared):
+    """The fields of :class:`SparkConnectResource`."""
+
+    of: ClassVar[str] = "SparkConnectResource"
+
+    remote: kinds.Remote = Field(repr=False)  # it carries the token
+    ui_url: kinds.Url | None
