@@ -20,8 +20,8 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 	$(BIN)/kafka-liveness up && $(BIN)/python -m definitions.feed --seconds 5 && \
 	DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/dagster dev -w workspace.yaml
 
-test: java chromium .venv/installed ## all tests of all tiers, in two processes
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
+test: java chromium .venv/installed ## all tests of all tiers, in three processes: they wait more than they work
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=term $(ARGS)
 
 bench: java .venv/installed ## measure all, half an hour; make bench BENCH=planner measures one
 	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name --write benchmarks/RESULTS.md; done

@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.ledger_text import decode, is_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.accounts import Accounts
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -69,6 +69,27 @@ class Lineage:
     path: tuple[int, ...]
     summed_up: tuple[int, ...]
     complete: bool
+
+
+def chain(snapshots: Mapping[int, Snapshot], current: int | None) -> tuple[int, ...]:
+    """The current snapshot and all before it, as far back as the table can name them: the last may be expired."""
+    found = list(_ancestors(snapshots, current))
+    oldest = snapshots[found[-1]].parent_id if found else None
+    return (*found, oldest) if oldest is not None and oldest not in found else tuple(found)
+
+
+def is_set_back(now: Sequence[int], before: Sequence[int]) -> bool:
+    """Whether the table goes on from an ancestor of what was current before, and not from that: it was rolled back.
+
+    By two ``chain``s. That the one before is gone from the table proves nothing: it may have been expired.
+
+    >>> is_set_back(now=(7, 5, 4), before=(6, 5, 4)), is_set_back(now=(8, 7, 6), before=(6, 5))
+    (True, False)
+    """
+    for snapshot_id in now:
+        if snapshot_id in before:
+            return snapshot_id != before[0]
+    return False
 
 
 def lineage(snapshots: Mapping[int, Snapshot], current: int | None) -> Lineage:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException, PySparkException
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
+from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, chain, is_set_back, lineage, read
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
@@ -58,6 +58,7 @@ class TableLedger:
         self._written: dict[TopicPartition, Account] = {}
         self._since: int | None = None
         self._seen: set[int | None] = set()
+        self._chain: tuple[int, ...] = ()
         self._last: int | None = None
         self._landed_since, self._look_at = False, 0.0
         self._from: dict[tuple[OffsetRange, ...], int | None] = {}
@@ -154,21 +155,25 @@ class TableLedger:
         self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
         snapshot_id = self._table.current(session)
         before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
+        chain_before = self._chain
         if snapshot_id is None or snapshot_id != self._since:
             self._says = self._read(session, snapshot_id)
             self._since, took = snapshot_id, time.monotonic() - began_at
             self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
-        self._check(before, is_odd=is_odd)
+        self._check(before, is_odd=is_odd, was_set_back=is_set_back(self._chain, chain_before))
         self._says, self._written = self._with_believed(self._says), {}
         self._see(snapshot_id)
 
-    def _check(self, before: Accounts, *, is_odd: bool) -> None:
-        """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so."""
+    def _check(self, before: Accounts, *, is_odd: bool, was_set_back: bool) -> None:
+        """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so.
+
+        Not where it was set back, which costs rework, and would else be told on as if the rows were there.
+        """
         kept = dict(self._says.accounts)
         for tp, account in before.items():
             now = self._says.of(tp)
-            if now.complete or (is_odd and tp in self._written):
-                known = account if now.complete else self._written[tp]
+            if now.complete or was_set_back or (is_odd and tp in self._written):
+                known = account if now.complete or was_set_back else self._written[tp]
                 self._lacking += [OffsetRange(*tp, *span) for span in difference(known.done, now.done)]
             else:
                 kept[tp] = replace(now + account, complete=False)
@@ -181,12 +186,15 @@ class TableLedger:
             )
 
     def _read(self, session: SparkSession, snapshot_id: int | None) -> Ledger:
+        self._chain = ()
         if snapshot_id is None:
             return Ledger()
         snapshots: Mapping[int, Snapshot] = self._newest(session)
         found = lineage(snapshots, snapshot_id)
         if not found.complete and len(snapshots) >= _NEWEST:
             snapshots, found = self._all(session, snapshot_id)
+        self._chain = chain(snapshots, snapshot_id)
+        self._seen |= set(snapshots)
         return read(snapshots, found)
 
     def _newest(self, session: SparkSession) -> dict[int, Snapshot]:

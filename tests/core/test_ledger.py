@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Snapshot, lineage, read
+from kafka_liveness_dagster.core.ledger import Snapshot, chain, is_set_back, lineage, read
 from kafka_liveness_dagster.core.ledger_text import LONG, LedgerError, decode, encode
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
 
@@ -184,3 +184,34 @@ def test_a_sum_says_of_which_partitions_it_does_not_know_all():
     assert complete == {3: False, 4: True, 9: False}
     fresh = Snapshot(6, 5, encode({TopicPartition("orders", 9): Account((Span(0, 1),))}), told, 5)
     assert not read(table(fresh), lineage(table(fresh), 6)).of(TopicPartition("orders", 9)).complete
+
+
+# --- a table that was set back ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "expected"),
+    [
+        pytest.param((), (), False, id="no table yet"),
+        pytest.param((1,), (), False, id="its first snapshot"),
+        pytest.param((), (1,), False, id="dropped, which its ledger says"),
+        pytest.param((6, 5), (6, 5), False, id="as it was"),
+        pytest.param((8, 7, 6, 5), (6, 5), False, id="it has grown"),
+        pytest.param((8, 7), (6, 5), False, id="it may have grown: what was between is expired"),
+        pytest.param((8, 6), (6, 5), False, id="it has grown, and what was before is expired"),
+        pytest.param((5, 4), (6, 5, 4), True, id="rolled back"),
+        pytest.param((7, 5), (6, 5), True, id="and somebody has written since"),
+        pytest.param((8, 4), (6, 5, 4), True, id="further back, and nothing more can be said of what is between"),
+    ],
+)
+def test_a_table_is_set_back_when_it_goes_on_from_an_ancestor(now, before, expected):
+    """Whether what was current is expired makes no difference: what is told of its ancestors does not pass it."""
+    assert is_set_back(now, before) is expected
+
+
+def test_a_chain_names_the_parent_that_is_expired():
+    """As far back as the table can name them; a cycle, which no table has, ends it."""
+    assert chain({}, None) == chain({}, 1) == ()
+    assert chain(table(Snapshot(2, 1), Snapshot(1, None)), 2) == (2, 1)
+    assert chain(table(Snapshot(3, 2), Snapshot(9, 1)), 3) == (3, 2)
+    assert chain(table(Snapshot(3, 2), Snapshot(2, 3)), 3) == (3, 2)

@@ -162,6 +162,11 @@ def believe_any_sum(snapshots, current):
     return found if newest is None else replace(found, summed_up=(*found.summed_up, newest))
 
 
+def never_set_back(_now, _before):
+    """What was known of a table that was rolled back goes on to be so where its history is expired."""
+    return False
+
+
 def always_complete(snapshots, current):
     """What expired snapshots may have said is not in the table."""
     return replace(_lineage(snapshots, current), complete=True)
@@ -213,7 +218,8 @@ OF_THE_CORE = [
     Made(PartitionFacts, "left_of", believe_the_second_log, ""),
     Made(PartitionFacts, "told", tell_nothing, "", first=200),
     Made(resume_module, "check_identity", any_topic, ""),
-    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_500),
+    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=2_800),
+    Made(table_ledger, "is_set_back", never_set_back, "claims nothing", first=17_300),
     Made(table_ledger, "lineage", always_complete, "", first=180),
     Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=180),
     Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
