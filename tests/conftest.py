@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 # Who is started in the background ignores SIGINT; Dagster gives SIGTERM what SIGINT has, and children inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Drawing values takes as long as the machine is busy
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 LONGEST = (  # minutes each
     "test_first_half",

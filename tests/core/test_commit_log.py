@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.commit_log import (
@@ -180,7 +180,6 @@ def test_reading_a_second_log_never_fails_otherwise(offset, text):
         assert offset is not None or log == DoneLog()
 
 
-@settings(deadline=None)  # hundreds of spans, and a busy machine
 @given(st.integers(0, 2**62), WIDE_SPANS | MANY_SPANS)
 def test_a_done_log_is_read_back_from_its_text(watermark, done):
     """decode(encode(log)) == log as long as it fits; what does not fit is forgotten from the top, never invented."""
@@ -192,7 +191,6 @@ def test_a_done_log_is_read_back_from_its_text(watermark, done):
         assert len(f"{text},{done[len(read.done)]}") > MAX_METADATA_BYTES
 
 
-@settings(deadline=None)
 @given(MANY_SPANS, MANY_SPANS)
 def test_what_was_told_gives_way_last(done, told):
     """What is done is left out from the top, then what was told from the bottom: the table's ledger has it by then."""

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference
@@ -84,7 +84,6 @@ def in_turns(ranges, logs):
     return [row for one_round in zip_longest(*wanted.values()) for row in one_round if row is not None]
 
 
-@settings(deadline=None)  # a busy machine
 @given(st.lists(st.tuples(batches(), st.booleans()), min_size=1, max_size=3), st.integers())
 def test_every_batch_is_read_exactly_and_in_turns(asked, seed):
     """Each record of the ranges once, round by round, holes or not, whether batches follow, repeat or skip."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -68,7 +68,6 @@ def test_nothing_is_thrown_away_while_there_is_room():
 
 
 @pytest.mark.parametrize("by", HEURISTICS)
-@settings(deadline=None)  # a busy machine
 @given(partitions=st.integers(1, 6), records=st.integers(1, 40), seed=st.integers())
 def test_the_bound_holds_whatever_arrives_first(by, partitions, records, seed):
     """Whoever's records arrive, in whatever portions: at most three times the bound waits, and every turn comes."""

@@ -19,7 +19,7 @@ from kafka_liveness_dagster.spark.iceberg import write
 from tests.world.stories import wait_for
 
 SIZE, BUDGET, AFTER = 20, 15.0, 30.0  # offsets, seconds, seconds
-GIVE_UP = 80.0
+GIVE_UP = 300.0  # it hangs
 START = 150.0  # seconds until a run is where a test wants it, on a machine that is busy
 
 
@@ -119,10 +119,15 @@ class Run:
         return (json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}), seconds
 
 
+def slowness():
+    """How many times as long all takes here: 1 unless more than two wait for each processor."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2)
+
+
 def ends(run, *, error, within):
     """It ended by itself, in time, with this error; its words."""
     said, seconds = run.end()
-    assert seconds < within, f"{seconds:.1f} s"
+    assert seconds < within * slowness(), f"{seconds:.1f} s, where all takes {slowness():.1f} times as long"
     assert said.get("error") == error, said or run.log.read_text()[-3000:]
     return said["message"]
 

@@ -206,9 +206,9 @@ def test_what_spark_has_in_flight_may_land_at_any_time(location, catalog, rows, 
     found, session = location(conditions), uuid4()
     if moment == COMMITTING:
         catalog.hold()
+    held = rows(found.table)  # what it writes may land as soon as it is dead
     operations = found.kill(found.worker(conditions.lane, session, killed_while=moment))
     assert len(operations) == conditions.in_flight
-    held = rows(found.table)
 
     def land():
         catalog.release()

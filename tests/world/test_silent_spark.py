@@ -8,7 +8,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on
+from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on, slowness
 from tests.world.silent_proxy import SilentProxy
 from tests.world.stories import wait_for
 
@@ -59,7 +59,7 @@ def while_the_run_stops(lonely, proxy, spark, rows):
         proxy.fall_silent()
         said, seconds = run.end()
     assert said == {"success": True}
-    assert seconds < AFTER
+    assert seconds < AFTER * slowness()
     proxy.talk()
     goes_on(lonely, rows)
 
@@ -71,7 +71,7 @@ def terminate(lonely, proxy, spark, rows):
         proxy.fall_silent()
         run.terminate(lonely.home)
         _, seconds = run.end()
-    assert seconds < AFTER
+    assert seconds < AFTER * slowness()
     proxy.talk()
     goes_on(lonely, rows)
 
