@@ -62,6 +62,22 @@ class Batch:
         return " ".join(map(str, self.ranges))
 
 
+@dataclass
+class Rotation:
+    """From where a lane's shares are dealt: after the partition that was favoured last.
+
+    Attributes:
+        planned: in what is planned; ``committed``: in what is committed.
+    """
+
+    planned: TopicPartition | None = None
+    committed: TopicPartition | None = None
+
+    def deal_again(self) -> None:
+        """What is not committed comes again, with the same shares as before."""
+        self.planned = self.committed
+
+
 def fair_share(lag: Mapping[TopicPartition, int], max_records: int, last: TopicPartition | None) -> Shares:
     """An equal share for each partition with lag; what one cannot use goes to the others.
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.fairness import Batch, plan
+from kafka_liveness_dagster.core.fairness import Batch, Rotation, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.delegated import delegated
+from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.proof import Proof
-from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
+from kafka_liveness_dagster.kafka.records import RecordReader, Records
 from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
-from kafka_liveness_dagster.kafka.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ class PausedPartitionError(KafkaLivenessError):
     """Only crash lag of paused partitions is left: ``pause`` holds both lanes (KIP-333)."""
 
 
-class CatchUpConsumer(Watched, ReadsRecords):
+class CatchUpConsumer:
     """Plans and commits what is outstanding of the asked ranges. Use it as a context manager.
 
     Args:
@@ -72,13 +72,20 @@ class CatchUpConsumer(Watched, ReadsRecords):
         self._cluster = Cluster(kafka)
         self._proof = Proof(self._cluster, group_id, self._asked, witness)
         self._second = SecondLog(kafka, group_id, link.client_id)
-        self._reader = RecordReader(kafka, group_id, link.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
-        self._last: TopicPartition | None = None
-        self._last_committed: TopicPartition | None = None
-        self._epoch = 0
+        self._rotation = Rotation()
         self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), link.ends_at_ms)
         self._watchdog = Watchdog(self._timer, link, lambda _reason: None)
+        self._fence = Fence(self._watchdog, "the batch was planned before its process timeout", begun=True)
+        self._reader = RecordReader(kafka, group_id, link.client_id)
+        self._records = Records(self._reader, self._fence)
+
+    check = delegated("_fence", Fence.check)
+    check_open = delegated("_fence", Fence.check_open)
+    is_open = delegated("_fence", Fence.is_open)
+    on_fence = delegated("_fence", Fence.on_fence)
+    heartbeat = delegated("_fence", Fence.heartbeat)
+    records = delegated("_records", Records.records)
 
     def __enter__(self) -> Self:
         try:
@@ -113,7 +120,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
         left, facts = self._outstanding(self._proof.known())
         pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
-        ranges, self._last = plan(pending, bound, self._last)
+        ranges, self._rotation.planned = plan(pending, bound, self._rotation.planned)
         if not ranges:
             if ahead:
                 return None
@@ -121,7 +128,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
             self._proof.check(self.quarantined)
             return None
         self._plan(ranges)
-        return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._epoch, self._last)
+        return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._fence.epoch, self._rotation.planned)
 
     def quarantine(self, poison: OffsetRange) -> None:
         """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
@@ -153,7 +160,7 @@ class CatchUpConsumer(Watched, ReadsRecords):
         self._proof.check_identity(batch.ranges)
         self._second.record(batch.ranges, self._watchdog.check)
         self._proof.wrote(batch.ranges)
-        self._last_committed = batch.last
+        self._rotation.committed = batch.last
         return ()
 
     def outstanding_ranges(self) -> list[OffsetRange]:
@@ -166,10 +173,6 @@ class CatchUpConsumer(Watched, ReadsRecords):
         self._watchdog.stop()
         self._reader.close()
         self._second.close()
-
-    def _check_epoch(self, batch: Batch) -> None:
-        if batch.epoch != self._epoch:
-            raise FencedError(FenceReason.POLL_TIMEOUT, "the batch was planned before its process timeout")
 
     def _outstanding(self, facts: Facts) -> tuple[dict[TopicPartition, tuple[Span, ...]], Facts]:
         left = {tp: facts[tp].left_of(spans) for tp, spans in self._asked.items()}
@@ -208,10 +211,11 @@ class CatchUpConsumer(Watched, ReadsRecords):
             )
 
     def _begin_again_if_too_slow(self) -> None:
-        if self._still_polling():
+        if self._fence.still_polling():
             return
-        self._epoch += 1
-        self._planned, self._last = {}, self._last_committed
+        self._fence.cut_off(FenceReason.POLL_TIMEOUT)
+        self._planned.clear()
+        self._rotation.deal_again()
         self._plan(self.quarantined)
         self._watchdog.rearm()
 

@@ -1,34 +1,53 @@
 """What may the live lane commit, and has it still the right to? Only what is its member's, in the order it was planned.
 
-Never plans. A refusal says what it means and fences when the group goes on without this member.
+Never plans. Plain offsets are split between the two logs, as KIP-333 has it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.commit_log import owed_before
 from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
-from kafka_liveness_dagster.kafka.view import TwoLanes
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kafka_liveness_dagster.core.heartbeat import FenceReason
-    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-    from kafka_liveness_dagster.kafka.live import LiveLane
+    from kafka_liveness_dagster.core.fairness import Rotation
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.resume import Owned
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.link import RunLink
+    from kafka_liveness_dagster.kafka.memberships import Memberships
+    from kafka_liveness_dagster.kafka.second_log import SecondLog
 
 
-Committed = TypeVar("Committed")
+class Commits:
+    """The commits of one consumer.
 
+    Args:
+        cluster: where the group is; ``group_id``: its name.
+        memberships: by which it commits to the first log.
+        rotation: is told whose turn it was in what is committed.
+        second: the second log, opened when it has to be written.
+        link: the run, which is told of its first commit.
+    """
 
-class Commits(TwoLanes):
-    """The commits of a consumer, its view of both logs included."""
-
-    _epoch: int
-    _ended_by: FenceReason
-    _last_committed: TopicPartition | None
-    _told_work = False
+    def __init__(
+        self,
+        cluster: Cluster,
+        group_id: str,
+        memberships: Memberships,
+        rotation: Rotation,
+        *,
+        second: Callable[[], SecondLog],
+        link: RunLink,
+    ) -> None:
+        self._cluster, self._group_id, self._memberships = cluster, group_id, memberships
+        self._rotation, self._second, self._link = rotation, second, link
+        self._fence, self._told_work = memberships.fence, False
 
     def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit a processed batch: position, mark and owed ranges in one request.
@@ -44,16 +63,16 @@ class Commits(TwoLanes):
             FencedError: this process may not commit any more.
             CommitRefusedError: the broker refused, or the batch is out of order. Nothing was lost.
         """
-        self._watchdog.check()
-        if isinstance(done, Batch):
-            self._check_epoch(done)
-            handed_over = self._commit_live(done.spans, done.arrivals)
-            self._last_committed = done.last
-            if not self._told_work:
-                self._told_work = True
-                self._link.worked()
-            return handed_over
-        return self._commit_offsets(done)
+        self._fence.check()
+        if not isinstance(done, Batch):
+            return self._commit_offsets(done)
+        self._fence.check_epoch(done)
+        handed_over = self._commit_live(done.spans, done.arrivals)
+        self._rotation.committed = done.last
+        if not self._told_work:
+            self._told_work = True
+            self._link.worked()
+        return handed_over
 
     def confirm(self, batch: Batch) -> None:
         """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
@@ -61,39 +80,37 @@ class Commits(TwoLanes):
         Raises:
             FencedError: others have it by now, or this process may not commit any more.
         """
-        self._watchdog.check()
-        self._check_epoch(batch)
+        self._fence.check_open(batch)
         try:
-            self._with_group(lambda lane: lane.confirm(batch, self._watchdog.polled))
+            self._memberships.with_group(lambda lane: lane.confirm(batch, self._fence.heartbeat))
         except FencedError as fenced:  # what was planned after it comes again too
-            self._epoch, self._ended_by = self._epoch + 1, fenced.reason
+            self._fence.cut_off(fenced.reason)
             raise
 
-    def _check_epoch(self, batch: Batch) -> None:
-        if self._lane is None or batch.epoch != self._epoch:
-            raise FencedError(self._ended_by, "the batch was planned before the consumer rejoined")
+    def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
+        facts = self._cluster.facts(self._group_id, list(offsets))
+        owed = {tp: owed_before(offset, facts[tp].outstanding) for tp, offset in offsets.items()}
+        mine = {tp: self._in_hand(tp, offset) for tp, offset in offsets.items() if owed[tp] is None}
+        if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
+            self._second().record(caught_up, self._fence.check)
+        if not mine:
+            return ()
+        spans = {tp: Span(owned.committed, offsets[tp]) for tp, owned in mine.items()}
+        return self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
+
+    def _in_hand(self, tp: TopicPartition, offset: int) -> Owned:
+        """The ownership that ``offset`` lies in; counted from this member's own commit, which may have skipped data."""
+        owned = self._memberships.owned.get(tp)
+        if owned is None or not owned.committed <= offset <= owned.position:
+            raise CommitRefusedError(
+                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
+                f"{owned.position if owned else None} and whose commit {owned.committed if owned else None}. Commit "
+                "what poll() gave; nothing was committed, in either log"
+            )
+        return owned
 
     def _commit_live(
         self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]
     ) -> tuple[TopicPartition, ...]:
         # the work is done: waiting for the group is no stall
-        return self._with_group(lambda lane: lane.commit(spans, arrivals, self._watchdog.polled))
-
-    def _with_group(self, commit: Callable[[LiveLane], Committed]) -> Committed:
-        lane = self._lane
-        assert lane is not None  # noqa: S101 - it has a position
-        unreachable = False
-        try:
-            return commit(lane)
-        except BrokerUnreachableError:
-            unreachable = True  # to wait for it once more, as a new member, would take as long again
-            raise
-        finally:
-            if not unreachable:
-                self._fence_if_ended(lane)
-                self._watchdog.check()  # says more than the broker's refusal
-
-    def _fence_if_ended(self, lane: LiveLane) -> bool:
-        if lane.member.ended is not None:
-            self._watchdog.fence(lane.member.ended, lane.leave)
-        return lane.member.ended is not None
+        return self._memberships.with_group(lambda lane: lane.commit(spans, arrivals, self._fence.heartbeat))

@@ -11,37 +11,38 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
+from kafka_liveness_dagster.core.fairness import Batch, Rotation
+from kafka_liveness_dagster.core.heartbeat import PollTimer
+from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.commits import Commits
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError
+from kafka_liveness_dagster.kafka.delegated import delegated
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.findings import Found
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
-from kafka_liveness_dagster.kafka.member import SERVE_SECONDS, Member
-from kafka_liveness_dagster.kafka.records import ReadsRecords, RecordReader
-from kafka_liveness_dagster.kafka.watchdog import Watchdog
-from kafka_liveness_dagster.kafka.watched import Watched
+from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.memberships import Memberships
+from kafka_liveness_dagster.kafka.records import RecordReader, Records
+from kafka_liveness_dagster.kafka.second_log import SecondLog
+from kafka_liveness_dagster.kafka.view import GroupView
 from kafka_liveness_dagster.kafka.witness import witnessed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-    from kafka_liveness_dagster.kafka.rebalance import Finish
 
 _LOG_END_SECONDS = 0.2  # how often an idle poll asks for new data
 
 
-class LivenessConsumer(Watched, Commits, ReadsRecords):
+class LivenessConsumer:
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
     Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an error
@@ -56,19 +57,52 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
 
     def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
         self.timeouts, self.settings = timeouts, live
-        self._found = Found()
-        self.jumped, self.lost, self.forgotten = self._found.jumped, self._found.lost, self._found.forgotten
         self._kafka, self._link, self._cluster = kafka, link, Cluster(kafka)
-        self._reader = RecordReader(kafka, live.group_id, link.client_id)
-        self._second = self._lane = None
-        self._poison: set[OffsetRange] = set()
-        self._last: TopicPartition | None = None
-        self._last_committed: TopicPartition | None = None
-        self._before_revoke: Finish | None = None
-        self._epoch, self._ended_by = 0, FenceReason.POLL_TIMEOUT
+        self._found, self._poison, self._rotation = Found(), set[OffsetRange](), Rotation()
+        self.jumped, self.lost, self.forgotten = self._found.jumped, self._found.lost, self._found.forgotten
+        self._second: SecondLog | None = None
         self._timer = PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms)
-        serve = self._answer if live.serves_while_busy else None
-        self._watchdog = Watchdog(self._timer, link, lambda _reason: None, serve)
+        self._memberships = Memberships(self._timer, link, self._join, serves_while_busy=live.serves_while_busy)
+        self._fence = self._memberships.fence
+        self._commits = Commits(
+            self._cluster, live.group_id, self._memberships, self._rotation, second=self._second_log, link=link
+        )
+        self._view = GroupView(self._cluster, live, self._memberships, link)
+        self._reader = RecordReader(kafka, live.group_id, link.client_id)
+        self._records = Records(self._reader, self._fence)
+
+    # Whether it may go on, and what is to stop when it may not
+    check = delegated("_fence", Fence.check)
+    check_open = delegated("_fence", Fence.check_open)
+    is_open = delegated("_fence", Fence.is_open)
+    on_fence = delegated("_fence", Fence.on_fence)
+    before_revoke = delegated("_memberships", Memberships.before_revoke)
+
+    # A batch: its records, and its commit
+    records = delegated("_records", Records.records)
+    confirm = delegated("_commits", Commits.confirm)
+    commit = delegated("_commits", Commits.commit)
+
+    # KIP-333's view of both lanes and both logs
+    partitions_to_come = delegated("_view", GroupView.partitions_to_come)
+    assignment = delegated("_view", GroupView.assignment)
+    position = delegated("_view", GroupView.position)
+    committed = delegated("_view", GroupView.committed)
+    owed = delegated("_view", GroupView.owed)
+    beginning_offsets = delegated("_view", GroupView.beginning_offsets)
+    end_offsets = delegated("_view", GroupView.end_offsets)
+    lag = delegated("_view", GroupView.lag)
+    pause = delegated("_view", GroupView.pause)
+    resume = delegated("_view", GroupView.resume)
+    child_consumer_is_alive = delegated("_view", GroupView.child_consumer_is_alive)
+
+    @property
+    def joined(self) -> bool:
+        """Whether the group has let this consumer in, and has not put it out again since.
+
+        A rebalance may wait for others' batches or dead sessions.
+        """
+        return self._view.joined
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +136,7 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
             asked_at = time.monotonic()
             with suppress(BrokerUnreachableError):  # the next look waits for it
                 while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
-                    self._serve()
+                    self._memberships.serve()
 
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
@@ -112,22 +146,9 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
         Raises:
             FencedError: the process timeout had passed, or this process is finished with the group: stop the work.
         """
-        super().heartbeat()
-        self._answer()
-        self.check()
-
-    def before_revoke(self, finish: Finish) -> None:
-        """Register what commits the open batches when a rebalance is about to take partitions of theirs.
-
-        With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
-
-        Args:
-            finish: gets what it has to call while it waits, which raises when it has to end: ``HandoverDueError`` when
-                the group would soon throw this member out, ``FencedError`` when this process may not commit any more.
-
-        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
-        """
-        self._before_revoke = None if self.settings.serves_while_busy else finish
+        self._fence.heartbeat()
+        self._memberships.answer()
+        self._fence.check()
 
     def has_time_for_a_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""
@@ -146,12 +167,9 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
-        fenced = self._watchdog.reason  # its thread may be about to leave
         try:
-            self._watchdog.stop()
+            self._memberships.close(release=release)
         finally:
-            if self._lane is not None:
-                self._lane.member.leave(release=release if fenced is None else fenced.releases)
             self._reader.close()
             if self._second is not None:
                 self._second.close()
@@ -161,69 +179,39 @@ class LivenessConsumer(Watched, Commits, ReadsRecords):
         give_up_at = time.monotonic() + self.timeouts.process_ms / 1000
         while True:
             try:
-                lane = self._serve(0.0)  # who is a member already has nothing to wait for
+                lane = self._memberships.serve(0.0)  # who is a member already has nothing to wait for
                 lane.forget_done()
-                return self._plan(lane, max_records, min_records) if self._watchdog.reason is None else None
+                return self._plan(lane, max_records, min_records) if self._memberships.watchdog.reason is None else None
             except BrokerUnreachableError as error:
-                if self._lane is None or time.monotonic() >= give_up_at:  # who has not joined yet hears it at once
-                    raise
+                if self._memberships.lane is None or time.monotonic() >= give_up_at:
+                    raise  # who has not joined yet hears it at once
                 self._link.log.warning("still a member, looking again: %s", error)
 
-    def _serve(self, seconds: float = SERVE_SECONDS) -> LiveLane:
-        """Be a member: join when there is no membership, answer the group, settle what it assigned."""
-        lane = self._joined()
-        finish = None if self._before_revoke is None else self._hand_over
-        lane.member.serve(seconds if lane.member.joined else SERVE_SECONDS, finish)
-        if not self._fence_if_ended(lane):
-            self._still_polling()
-            try:
-                lane.settle(self._poison)
-            except CommitRefusedError:
-                if not self._fence_if_ended(lane):
-                    raise
-        return lane
-
-    def _hand_over(self, in_time: Callable[[], None]) -> None:
-        def may_wait() -> None:
-            self.check()
-            in_time()
-
-        if self._before_revoke is not None:
-            self._before_revoke(may_wait)
-
     def _plan(self, lane: LiveLane, max_records: int, min_records: int) -> Batch | None:
-        batch = lane.plan(max_records, min_records, self._last)
+        batch = lane.plan(max_records, min_records)
         if batch is None:
             return None
-        self._last = batch.last
-        return replace(batch, deadline_seconds=self._timer.left_ms(now_ms()) / 1000, epoch=self._epoch)
+        return replace(batch, deadline_seconds=self._timer.left_ms(now_ms()) / 1000, epoch=self._fence.epoch)
 
-    def _joined(self) -> LiveLane:
-        before = self._lane
-        if before is not None and self._still_polling():
-            return before
-        self._ended_by = self._watchdog.reason or FenceReason.POLL_TIMEOUT
-        if not self._ended_by.may_rejoin:
-            self._watchdog.check()
-        if before is not None:
-            before.leave(self._ended_by)  # who raised the fence may not have come to it yet
+    def _join(self) -> LiveLane:
+        """A new membership; what no resume can work with is said before the group is disturbed."""
         partitions = self._cluster.partitions(self.settings.topics)
         facts = witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness)
-        for tp, found in facts.items():  # what no resume can work with is said before the group is disturbed
+        for tp, found in facts.items():
             resume(tp, found, self.settings.policy)
         member = Member(self._kafka, self.settings, self.timeouts, self._link)
-        of = (self._cluster, member, self.settings)
-        self._lane = LiveLane(*of, found=self._found, second=self._second_log, log=self._link.log)
-        self._last = self._last_committed  # the shares are dealt again as they were for the batch that failed
-        self._epoch += 1
-        self._watchdog.rearm(self._lane.leave)
-        if before is None:
-            self._watchdog.start()
-        return self._lane
+        self._rotation.deal_again()
+        return LiveLane(
+            self._cluster,
+            member,
+            self.settings,
+            found=self._found,
+            poison=self._poison,
+            rotation=self._rotation,
+            second=self._second_log,
+            log=self._link.log,
+        )
 
-    def _answer(self) -> None:
-        """Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a rebalance."""
-        lane = self._lane
-        if lane is not None:
-            lane.member.serve_if_idle()
-            self._fence_if_ended(lane)
+    def _second_log(self) -> SecondLog:
+        self._second = self._second or SecondLog(self._kafka, self.settings.group_id, self._link.client_id)
+        return self._second

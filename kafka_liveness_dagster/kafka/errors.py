@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.heartbeat import FenceReason
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _NO_LONGER_A_MEMBER = {
@@ -87,6 +87,16 @@ class HandoverDueError(KafkaLivenessError):
 def is_no_longer_a_member(error: KafkaError) -> bool:
     """Whether the broker has given this member's partitions to others."""
     return error.code() in _NO_LONGER_A_MEMBER
+
+
+def put_out_by(error: KafkaError, *, is_static: bool) -> FenceReason | None:
+    """Why the group goes on without this member after such an error, None when it does not.
+
+    A static member whose ``group.instance.id`` is used twice is told so by a commit, or by a fatal error of the client.
+    """
+    if is_static and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
+        return FenceReason.REPLACED
+    return FenceReason.PARTITIONS_LOST if is_no_longer_a_member(error) else None
 
 
 def is_held_up(error: KafkaError) -> bool:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from logging import Logger
 
     from kafka_liveness_dagster.core.commit_log import DoneLog
+    from kafka_liveness_dagster.core.fairness import Rotation
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.core.resume import Resumed
     from kafka_liveness_dagster.core.witnesses import PartitionFacts, Witness
@@ -44,6 +45,8 @@ class LiveLane:
 
     Args:
         found: takes what this membership comes upon.
+        poison: offsets that may not stop the live lane again: owed as soon as they are settled.
+        rotation: whose turn it is.
         second: the second log, opened when it has to be written.
     """
 
@@ -54,30 +57,28 @@ class LiveLane:
         live: LiveSettings,
         *,
         found: Found,
+        poison: Collection[OffsetRange],
+        rotation: Rotation,
         second: Callable[[], SecondLog],
         log: Logger,
     ) -> None:
         self.member = member
         self._cluster, self._live, self._log = cluster, live, log
-        self._found, self._second = found, second
+        self._found, self._poison, self._rotation, self._second = found, poison, rotation, second
         self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
 
     def leave(self, reason: FenceReason) -> None:
         """End this membership, as its fence has it."""
         self.member.leave(release=reason.releases)
 
-    def settle(self, poison: Collection[OffsetRange]) -> None:
-        """Decide where arrived partitions go on, and make it durable before the first record of theirs.
-
-        Args:
-            poison: offsets that may not stop the live lane again: owed from now on.
-        """
+    def settle(self) -> None:
+        """Decide where arrived partitions go on, and make it durable before the first record of theirs."""
         arrived = dict(self.member.arrived)
         if not arrived:
             return
         reach(Failpoint.AFTER_JOIN)
         facts = self._facts(sorted(arrived))
-        resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, poison)) for tp in arrived}
+        resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, self._poison)) for tp in arrived}
         self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
         self.member.adopt(
             {
@@ -93,7 +94,7 @@ class LiveLane:
             reach(Failpoint.AFTER_TOKEN_COMMIT)
             self._found.tell(tp, resumed[tp], self._log)
 
-    def plan(self, max_records: int, min_records: int, last: TopicPartition | None) -> Batch | None:
+    def plan(self, max_records: int, min_records: int) -> Batch | None:
         """The next ranges of what is owned, None when there is less; they count as planned from now on."""
         self._planned_at = time.monotonic()
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
@@ -104,12 +105,15 @@ class LiveLane:
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         if sum(span.size for (span,) in pending.values()) < min_records:
             return None
-        ranges, last = plan(pending, max_records, last, greedy=self._live.greedy)
+        ranges, last = plan(pending, max_records, self._rotation.planned, greedy=self._live.greedy)
         self._check_identity([r.topic_partition for r in ranges], "nothing was written or committed")
         for r in ranges:
             owned[r.topic_partition].position = r.end
         arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}
-        return Batch(ranges, 0.0, last=last, arrivals=arrivals) if ranges else None
+        if not ranges:
+            return None
+        self._rotation.planned = last
+        return Batch(ranges, 0.0, last=last, arrivals=arrivals)
 
     def commit(
         self,

@@ -3,51 +3,42 @@
 Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing: its
 partitions are paused, Spark reads the planned ranges. Every call of the client is made under one lock, since a
 synchronous commit beside a blocking poll deadlocks in librdkafka's Python client.
+
+What each call does, and when, is in the tables of ``core.member_state``.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.member_state import Commit, Event, Leave, Serve, Standing, State
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.kafka.committing import Committing
-from kafka_liveness_dagster.kafka.errors import (
-    BrokerUnreachableError,
-    CommitRefusedError,
-    is_held_up,
-    is_no_longer_a_member,
-    is_passing,
-    named,
-)
-from kafka_liveness_dagster.kafka.rebalance import Rebalanced
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, is_held_up, is_passing, named, put_out_by
+from kafka_liveness_dagster.kafka.first_log import AGAIN_SECONDS, FirstLog
+from kafka_liveness_dagster.kafka.ownership import Ownership
+from kafka_liveness_dagster.kafka.rebalance import Rebalance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
+    from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.resume import Owned
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
     from kafka_liveness_dagster.kafka.link import RunLink
     from kafka_liveness_dagster.kafka.rebalance import Finish
 
-    Marked = Mapping[TopicPartition, tuple[int, LiveMark]]
-
 SERVE_SECONDS = 0.1
-_RELEASE_SECONDS = 2.0
-_AGAIN_SECONDS = 0.05
 
 
-class Member(Rebalanced):
+class Member:
     """One membership in one group.
 
     Attributes:
@@ -55,20 +46,52 @@ class Member(Rebalanced):
     """
 
     def __init__(self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
-        config = settings.member(live, link.client_id, timeouts)
-        strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
-        super().__init__(timeouts, incremental="cooperative" in str(strategy), log=link.log)
-        self._servers, self._group_id, self._run = settings.bootstrap_servers, live.group_id, link.mark
         self.sure_seconds = timeouts.session_ms / 2000
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
-        self._lock, self._closed, self._polling = threading.RLock(), False, False
-        self._to_leave: bool | None = None  # with this release, once no callback is on the stack
-        self._static = live.group_instance_id is not None
+        self._group_id, self._servers = live.group_id, settings.bootstrap_servers
+        self._is_static = live.group_instance_id is not None
+        config = settings.member(live, link.client_id, timeouts)
         self._client = made(Consumer, config)
+        self._lock = threading.RLock()
+        self._releases_later = False  # when a leave was put off to the end of the poll
+        self._standing, self._ownership = Standing(), Ownership()
         self._committing = Committing(self._client, self._group_id, self._servers, self._patience_seconds)
-        self._client.subscribe(
-            list(live.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        self._first_log = FirstLog(self._committing, self._standing, self._ownership, link.mark, link.log)
+        strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
+        self._rebalance = Rebalance(
+            self._standing,
+            self._ownership,
+            handover_seconds=timeouts.handover_ms / 1000,
+            incremental="cooperative" in str(strategy),
+            release=self._first_log.release,
+            log=link.log,
         )
+        self._client.subscribe(
+            list(live.topics),
+            on_assign=self._rebalance.on_assign,
+            on_revoke=self._rebalance.on_revoke,
+            on_lost=self._rebalance.on_lost,
+        )
+
+    @property
+    def arrived(self) -> dict[TopicPartition, int]:
+        """Partitions assigned but not settled, each with the number of its arrival."""
+        return self._ownership.arrived
+
+    @property
+    def owned(self) -> dict[TopicPartition, Owned]:
+        """Settled partitions."""
+        return self._ownership.owned
+
+    @property
+    def joined(self) -> bool:
+        """Whether the coordinator has given this member its part, which may be no partition at all."""
+        return self._ownership.is_given
+
+    @property
+    def ended(self) -> FenceReason | None:
+        """Why the group goes on without this member, None while it is one of it as far as it knows."""
+        return self._standing.ended
 
     def serve(self, seconds: float = SERVE_SECONDS, before_revoke: Finish | None = None) -> None:
         """Poll the client once: rebalances happen in here.
@@ -81,16 +104,12 @@ class Member(Rebalanced):
             KafkaRefusedError: the group or a topic may not be used any more.
         """
         with self._lock:
-            if self._closed:
-                return
-            if self._revoking:  # a commit is repeated inside of a poll: there is only one at a time
-                self.may_wait()
-                time.sleep(_AGAIN_SECONDS)
-                return
-            error = message.error() if (message := self._poll(seconds, before_revoke)) is not None else None
-            if error is None or self._has_ended(error) or is_passing(error):
-                return
-            raise named(error, f"consuming as a member of {self._group_id}", self._servers)
+            does = self._standing.calls.serve
+            if does is Serve.POLL:
+                self._poll(seconds, before_revoke)
+            elif does is Serve.WAIT:
+                self._rebalance.may_wait()
+                time.sleep(AGAIN_SECONDS)
 
     def serve_if_idle(self) -> None:
         """The same without waiting, neither for news nor for the thread that uses the client now."""
@@ -110,14 +129,12 @@ class Member(Rebalanced):
             CommitRefusedError: nothing is owned that was not owned before.
         """
         with self._lock:
-            mine = {tp: owned for tp, owned in settled.items() if self.arrived.get(tp) == owned.arrival}
-            if not mine:
+            mine = self._ownership.as_looked_at(settled)
+            if not mine or self._standing.calls.commit is Commit.NOTHING:
                 return
-            error = self._commit_once({tp: (o.committed, self._mark(o)) for tp, o in mine.items()})
+            error = self._first_log.commit({tp: (owned.committed, owned) for tp, owned in mine.items()})
             if error is None:
-                self.owned.update(mine)
-                for tp in mine:
-                    del self.arrived[tp]
+                self._ownership.settle(mine)
             elif not is_held_up(error):
                 raise self._refused(error)
 
@@ -142,17 +159,16 @@ class Member(Rebalanced):
             HandoverDueError: a rebalance that waits for it can wait no longer.
         """
         with self._lock:
-            was_owned = {tp: o for tp, o in self.owned.items() if tp in done and o.arrival == arrivals.get(tp)}
+            was_owned = {tp: owned for tp, owned in self._ownership.since(arrivals).items() if tp in done}
             for tp, owned in was_owned.items():
                 _check_order(tp, owned.committed, done[tp])
             give_up_at = time.monotonic() + self._patience_seconds
-            while mine := {tp: o for tp, o in was_owned.items() if self.owned.get(tp) is o}:
-                error = self._commit_once({tp: (done[tp].end, self._mark(o)) for tp, o in mine.items()}, give_up_at)
+            while mine := self._ownership.still(was_owned):
+                error = self._first_log.commit({tp: (done[tp].end, owned) for tp, owned in mine.items()}, give_up_at)
                 if error is None:
                     break
                 if not is_held_up(error) or time.monotonic() > give_up_at:
-                    for owned in self.owned.values():
-                        owned.position = owned.committed  # this batch, and all that was planned after it, comes again
+                    self._ownership.plan_again()  # this batch, and all that was planned after it, comes again
                     raise self._refused(error)
                 waiting()
                 self.serve()
@@ -163,7 +179,7 @@ class Member(Rebalanced):
     def still_owns(self, arrivals: Mapping[TopicPartition, int]) -> bool:
         """Whether each partition is ours by the same ownership as then, as far as this member knows."""
         with self._lock:
-            return all(tp in self.owned and self.owned[tp].arrival == number for tp, number in arrivals.items())
+            return len(self._ownership.since(arrivals)) == len(arrivals)
 
     def confirm(
         self, arrivals: Mapping[TopicPartition, int], waiting: Callable[[], None]
@@ -179,32 +195,33 @@ class Member(Rebalanced):
         Inside of a callback it waits for the poll's end: there ``close()`` never returns, or raises SystemError.
         """
         with self._committing.hurried(self._lock):
-            if self._polling:
-                self._to_leave = release
-            elif not self._closed:
-                if release:
-                    self._release(list(self.owned))
-                if not self._closed:
-                    self._end()
-                    self._client.close()
+            does = self._standing.calls.leave
+            if does is Leave.AT_THE_END_OF_THE_POLL:
+                self._standing.happened(Event.LEAVE_DEFERRED)
+                self._releases_later = release
+            elif does is Leave.AT_ONCE:
+                self._leave(release=release)
 
-    def _end(self) -> None:
-        self._closed = True
-        self.owned.clear()
-        self.arrived.clear()
+    def _leave(self, *, release: bool) -> None:
+        if release:
+            self._first_log.release(list(self.owned))
+        if self._standing.state is not State.LEFT:  # which it is when its broker has fallen silent
+            self._standing.happened(Event.GROUP_LEFT)
+            self._ownership.clear()
+            self._client.close()
 
-    def _poll(self, seconds: float, before_revoke: Finish | None) -> Any:
-        self._before_revoke, self._polling = before_revoke, True
+    def _poll(self, seconds: float, before_revoke: Finish | None) -> None:
         try:
-            return self._client.poll(seconds)
+            with self._rebalance.poll(before_revoke):
+                message = self._client.poll(seconds)
         finally:
-            self._before_revoke, self._polling = None, False
-            self._end_of_poll()
-            if self._to_leave is not None:
-                self.leave(release=self._to_leave)
-
-    def _mark(self, owned: Owned, mark: Mark = Mark.RUNNING) -> LiveMark:
-        return LiveMark(Mark.PAUSED if owned.paused else mark, self._run, owned.owed, owned.again, owned.origin)
+            told_to_leave = self._standing.state is State.LEAVING
+            self._standing.happened(Event.POLL_ENDED)
+            if told_to_leave:
+                self._leave(release=self._releases_later)
+        error = message.error() if message is not None else None
+        if error is not None and not self._has_ended(error) and not is_passing(error):
+            raise named(error, f"consuming as a member of {self._group_id}", self._servers)
 
     def _refused(self, error: KafkaError) -> KafkaLivenessError:
         self._has_ended(error)
@@ -212,34 +229,10 @@ class Member(Rebalanced):
 
     def _has_ended(self, error: KafkaError) -> bool:
         """Whether the group goes on without this member from now on."""
-        if self._static and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
-            self.ended = FenceReason.REPLACED
-        elif is_no_longer_a_member(error):
-            self.ended = FenceReason.PARTITIONS_LOST
+        reason = put_out_by(error, is_static=self._is_static)
+        if reason is not None:
+            self._standing.put_out(reason)
         return self.ended is not None
-
-    def _commit_once(self, offsets: Marked, until: float = math.inf) -> KafkaError | None:
-        texts = {tp: (offset, mark.encode()) for tp, (offset, mark) in offsets.items()}
-        try:
-            return self._committing.commit(texts, until=until, in_callback=self._polling)
-        except BrokerUnreachableError:
-            self._end()
-            raise
-
-    def _release(self, partitions: Sequence[TopicPartition]) -> None:
-        """Mark partitions as given up at their last committed position; failing to costs a replay, no data."""
-        ours = {tp: self.owned[tp] for tp in partitions if tp in self.owned}
-        marks = {tp: (owned.committed, self._mark(owned, Mark.RELEASED)) for tp, owned in ours.items()}
-        give_up_at = time.monotonic() + _RELEASE_SECONDS
-        try:
-            while marks and (error := self._commit_once(marks)) is not None:
-                if not is_held_up(error) or time.monotonic() >= give_up_at:
-                    level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING
-                    self._log.log(level, "could not mark %d partitions as released: %s", len(marks), error.str())
-                    return
-                time.sleep(_AGAIN_SECONDS)  # until the other members have synchronised
-        except BrokerUnreachableError as silence:
-            self._log.warning("could not mark %d partitions as released: %s", len(marks), silence)
 
 
 def _check_order(tp: TopicPartition, committed: int, span: Span) -> None:

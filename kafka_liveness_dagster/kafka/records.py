@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.config import KafkaSettings
-    from kafka_liveness_dagster.kafka.watchdog import Watchdog
+    from kafka_liveness_dagster.kafka.fence import Fence
 
 _WAIT_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
 _MOST = 2_000  # records at a time: more leave the processor's cache before they are sorted by partition
@@ -40,11 +40,15 @@ class OvertakenError(KafkaLivenessError):
     """A second batch was begun before the records of the first were all given."""
 
 
-class ReadsRecords:
-    """What both lanes offer to ops that process a batch in Python."""
+class Records:
+    """What both lanes offer to ops that process a batch in Python.
 
-    _watchdog: Watchdog
-    _reader: RecordReader
+    Args:
+        reader: fetches the records; ``fence``: what the batches are open by.
+    """
+
+    def __init__(self, reader: RecordReader, fence: Fence) -> None:
+        self._reader, self._fence = reader, fence
 
     def records(
         self,
@@ -76,20 +80,8 @@ class ReadsRecords:
         """
         bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
         if not self._reader.is_open:
-            self._watchdog.on_fence(self._reader.withhold_fenced)
-        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self.check_open(batch)))
-
-    def check_open(self, batch: Batch) -> None:
-        """Raise when this batch may not be committed any more, also after a new membership has begun.
-
-        Raises:
-            FencedError: the fence is up, or it was since the batch was planned.
-        """
-        self._watchdog.check()
-        self._check_epoch(batch)
-
-    def _check_epoch(self, batch: Batch) -> None:
-        raise NotImplementedError
+            self._fence.on_fence(self._reader.withhold_fenced)
+        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self._fence.check_open(batch)))
 
 
 class RecordReader:

@@ -8,42 +8,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import committed, owed_before
+from kafka_liveness_dagster.core.commit_log import committed
 from kafka_liveness_dagster.core.membership import is_due_a_partition
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
-from kafka_liveness_dagster.kafka.second_log import SecondLog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from kafka_liveness_dagster.core.resume import Owned
     from kafka_liveness_dagster.core.witnesses import PartitionFacts
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+    from kafka_liveness_dagster.kafka.config import LiveSettings
     from kafka_liveness_dagster.kafka.link import RunLink
-    from kafka_liveness_dagster.kafka.live import LiveLane
-    from kafka_liveness_dagster.kafka.watchdog import Watchdog
+    from kafka_liveness_dagster.kafka.memberships import Memberships
 
 
-class TwoLanes:
-    """The consumer's view of its group."""
+class GroupView:
+    """One consumer's view of its group.
 
-    settings: LiveSettings
-    _kafka: KafkaSettings
-    _cluster: Cluster
-    _watchdog: Watchdog
-    _second: SecondLog | None
-    _lane: LiveLane | None
-    _link: RunLink
+    Args:
+        cluster: where the group is.
+        settings: which group, and on which topics.
+        memberships: what of it is this consumer's.
+        link: its run, who knows of the others.
+    """
+
+    def __init__(self, cluster: Cluster, settings: LiveSettings, memberships: Memberships, link: RunLink) -> None:
+        self._cluster, self._settings, self._memberships, self._link = cluster, settings, memberships, link
 
     @property
     def joined(self) -> bool:
-        """Whether the group has let this consumer in, and has not put it out again since.
-
-        A rebalance may wait for others' batches or dead sessions.
-        """
-        return self._lane is not None and self._lane.member.joined and self._lane.member.ended is None
+        """Whether the group has let this consumer in, and has not put it out again since."""
+        lane = self._memberships.lane
+        return lane is not None and lane.member.joined and lane.member.ended is None
 
     def partitions_to_come(self) -> str:
         """Why this member will have something to do: what the group has. Empty when it is as it will be.
@@ -54,22 +49,23 @@ class TwoLanes:
         Raises:
             BrokerUnreachableError: nobody can tell.
         """
-        if self._lane is None:
+        lane = self._memberships.lane
+        if lane is None:
             return ""
-        if self._lane.member.arrived:
-            return f"{len(self._lane.member.arrived)} partitions have come, and a rebalance holds their first commit up"
-        if self._lane.member.owned:
+        if lane.member.arrived:
+            return f"{len(lane.member.arrived)} partitions have come, and a rebalance holds their first commit up"
+        if lane.member.owned:
             return ""
-        members = self._cluster.members(self.settings.group_id)
+        members = self._cluster.members(self._settings.group_id)
         others = [len(member.partitions) for member in members if member.client_id != self._link.client_id]
-        partitions = len(self._cluster.partitions(self.settings.topics))
+        partitions = len(self._cluster.partitions(self._settings.topics))
         if not is_due_a_partition(partitions, others):
             return ""
         return f"{partitions} partitions, {sum(map(bool, others))} other members at work"
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions owned now; the live lane's alone, as "subscribe(), assign(), and unsubscribe()" are."""
-        return tuple(sorted(self._lane.member.owned)) if self._lane else ()
+        return tuple(sorted(self._memberships.owned))
 
     def position(self, topic: str, partition: int) -> int | None:
         """Where the live lane's next batch begins; None for a partition not owned.
@@ -77,7 +73,7 @@ class TwoLanes:
         KIP-333: "position() - will call the user-created consumer's position, the second consumer [...] will not
         take any part in this call".
         """
-        owned = self._lane.member.owned.get(TopicPartition(topic, partition)) if self._lane else None
+        owned = self._memberships.owned.get(TopicPartition(topic, partition))
         return owned.position if owned else None
 
     def committed(self, topic: str, partition: int) -> int | None:
@@ -109,7 +105,7 @@ class TwoLanes:
 
     def lag(self) -> int:
         """Offsets that the owned partitions have behind their positions, up to the log end; in two requests."""
-        owned = dict(self._lane.member.owned) if self._lane else {}
+        owned = dict(self._memberships.owned)
         bounds = self._cluster.log_bounds(owned)
         return sum(max(0, bounds[tp][1] - one.position) for tp, one in owned.items())
 
@@ -137,52 +133,22 @@ class TwoLanes:
 
         KIP-333: "a boolean value indicating if the secondary thread created has started or not".
         """
-        return self._link.catch_up_runs(self.settings.group_id) > 0
-
-    def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
-        facts = self._cluster.facts(self.settings.group_id, list(offsets))
-        owed = {tp: owed_before(offset, facts[tp].outstanding) for tp, offset in offsets.items()}
-        mine = {tp: self._in_hand(tp, offset) for tp, offset in offsets.items() if owed[tp] is None}
-        if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
-            self._second_log().record(caught_up, self._watchdog.check)
-        if not mine:
-            return ()
-        spans = {tp: Span(owned.committed, offsets[tp]) for tp, owned in mine.items()}
-        return self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
-
-    def _second_log(self) -> SecondLog:
-        self._second = self._second or SecondLog(self._kafka, self.settings.group_id, self._link.client_id)
-        return self._second
-
-    def _in_hand(self, tp: TopicPartition, offset: int) -> Owned:
-        """The ownership that ``offset`` lies in; counted from this member's own commit, which may have skipped data."""
-        owned = self._lane.member.owned.get(tp) if self._lane else None
-        if owned is None or not owned.committed <= offset <= owned.position:
-            raise CommitRefusedError(
-                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
-                f"{owned.position if owned else None} and whose commit {owned.committed if owned else None}. Commit "
-                "what poll() gave; nothing was committed, in either log"
-            )
-        return owned
+        return self._link.catch_up_runs(self._settings.group_id) > 0
 
     def _facts(self, topic: str, partition: int) -> PartitionFacts:
         tp = TopicPartition(topic, partition)
-        return self._cluster.facts(self.settings.group_id, [tp])[tp]
+        return self._cluster.facts(self._settings.group_id, [tp])[tp]
 
     def _hold(self, tp: TopicPartition, *, paused: bool) -> None:
-        if self._lane is None or tp not in self._lane.member.owned:
+        lane = self._memberships.lane
+        if lane is None or tp not in lane.member.owned:
             raise CommitRefusedError(
                 f"{tp} is not owned by this consumer, so it cannot be paused or resumed here: poll() until it is in "
                 "assignment(), or call this where it is owned"
             )
-        self._lane.hold(tp, paused=paused)
-        if tp not in self._lane.member.owned:
+        lane.hold(tp, paused=paused)
+        if tp not in lane.member.owned:
             raise CommitRefusedError(
                 f"{tp} was handed over while it was to be {'paused' if paused else 'resumed'}: nothing was changed, "
                 "call this where it is owned now"
             )
-
-    def _commit_live(
-        self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]
-    ) -> tuple[TopicPartition, ...]:
-        raise NotImplementedError

@@ -10,17 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.member_state import State
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference
 from kafka_liveness_dagster.core.timeouts import Timeouts
 from kafka_liveness_dagster.kafka import consumer, live
 from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
-from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import is_held_up
+from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import Member
 from kafka_liveness_dagster.kafka.proof import Proof
-from kafka_liveness_dagster.kafka.rebalance import Rebalanced
+from kafka_liveness_dagster.kafka.rebalance import Rebalance
 from kafka_liveness_dagster.kafka.second_log import NotOwedError, SecondLog
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
@@ -45,7 +46,7 @@ TABLES_LOST = Histories(0.0, weights={roll_back: 12, drop_table: 12, start_catch
 _commit, _resume = Member.commit, live.resume
 
 
-def wait_for_ever(_member):
+def wait_for_ever(_rebalance):
     """A rebalance waits for open batches as long as they take."""
 
 
@@ -54,22 +55,20 @@ def wait_from_the_last_poll(timeouts):
     return timeouts.process_ms
 
 
-def count_from_any_poll(member):
+def count_from_any_poll(rebalance):
     """A poll that found one callback may have left another, which is as old."""
-    member._served_at = clock.now
+    rebalance._served_at = clock.now
 
 
 def leave_at_once(member, *, release):
     """Inside of a callback too."""
     with member._lock:
-        if member._closed:
-            return
-        if release:
-            member._release(list(member.owned))
-        member._closed = True
-        member.owned.clear()
-        member.arrived.clear()
-        member._client.close()
+        if member._standing.state is not State.LEFT:
+            if release:
+                member._first_log.release(list(member.owned))
+            member._standing.state = State.LEFT
+            member._ownership.clear()
+            member._client.close()
 
 
 def leave_whoever_is_there(dog, reason, of=None):
@@ -103,7 +102,7 @@ def _nothing_to_fence(dog, reason, of):
 
 def forget_what_was_cancelled(lane, batch):
     """Who has rejoined meanwhile is not fenced: its cancelled batch looks like a failure of Spark's."""
-    lane._watchdog.check()
+    lane.check()
 
 
 def record_what_was_lost(lane, expired, facts):
@@ -115,7 +114,7 @@ def record_what_was_lost(lane, expired, facts):
 _lose = CatchUpConsumer._lose
 
 
-def any_batch(consumer, batch):
+def any_batch(fence, batch):
     """A batch of a former membership may be committed."""
 
 
@@ -123,7 +122,7 @@ def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None):
     """The broker accepts it: it fences members, not partitions."""
     with member._lock:
         was = {tp: o for tp, o in member.owned.items() if tp in done and o.arrival == arrivals.get(tp)}
-        while was and (error := member._commit_once({tp: (done[tp].end, member._mark(o)) for tp, o in was.items()})):
+        while was and (error := member._first_log.commit({tp: (done[tp].end, o) for tp, o in was.items()})):
             if not is_held_up(error):
                 raise member._refused(error)
             waiting()
@@ -196,9 +195,9 @@ def believe_what_was_written(proof, left_out):
 
 
 MISTAKES = [
-    Made(Rebalanced, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 200),
+    Made(Rebalance, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 200),
     Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 200),
-    Made(Rebalanced, "_end_of_poll", count_from_any_poll, "gives up in time", TWO_LONG_BATCHES, 1_100),
+    Made(Rebalance, "_end_of_poll", count_from_any_poll, "gives up in time", TWO_LONG_BATCHES, 1_100),
     Made(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 580),
     Made(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 540),
     Made(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 570),
@@ -206,7 +205,7 @@ MISTAKES = [
     Made(Pipeline, "_land", commit_before_writing, "in the table or owed"),
     Made(SecondLog, "check_owed", refuse_what_is_forgotten, ""),
     Made(CatchUpConsumer, "_lose", record_what_was_lost, "the second log covers nothing", first=200),
-    Made(Commits, "_check_epoch", any_batch, "", BACK_SOON, 200),
+    Made(Fence, "check_epoch", any_batch, "", BACK_SOON, 200),
     Made(Member, "commit", commit_what_was_given_up, "given up", HANDOVERS),
     Made(Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first=140),
     Made(Member, "adopt", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 480),

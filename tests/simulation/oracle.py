@@ -69,7 +69,7 @@ def check(world: Simulation) -> None:
 
 def _check_live(world: Simulation, p: SimulatedPartition) -> None:
     for run in world.runs:
-        lane = run.consumer._lane if run.consumer is not None else None
+        lane = run.consumer._memberships.lane if run.consumer is not None else None
         owned = lane.member.owned.get(p.tp) if lane is not None else None
         if lane is None or owned is None or p.holder is not lane.member._client or world.is_anew:
             continue
@@ -167,7 +167,7 @@ def after_an_enemy(world: Simulation) -> None:
 
 def check_idle(world: Simulation, run: LiveRun) -> None:
     """Nobody ends as if there were nothing to do who has been given what he has not begun with."""
-    lane = run.consumer._lane if run.consumer is not None else None
+    lane = run.consumer._memberships.lane if run.consumer is not None else None
     if world.scenario.liveness == "poll" and lane is not None and lane.member.arrived and lane.member.ended is None:
         clock.fail(world.violation(IDLE, f"({run.name}: {sorted(lane.member.arrived)})"))
 

@@ -19,9 +19,11 @@ from kafka_liveness_dagster.kafka import (
     admin,
     committing,
     consumer,
+    first_log,
     link,
     live,
     member,
+    memberships,
     rebalance,
     second_log,
     watchdog,
@@ -88,16 +90,15 @@ _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
 _decoded = lru_cache(4_096)(core_ledger.decode)
 _FITS = SimpleNamespace(lacking=(), new=())
 _SEAMS: list[tuple[Any, str, Any]] = [
-    *((module, "time", time) for module in (admin, consumer, flight, iceberg, job, ledger, link, live)),
+    *((module, "time", time) for module in (admin, consumer, first_log, flight, iceberg, job, ledger, link, live)),
     *((module, "time", time) for module in (member, pipeline, rebalance, waiting)),
     *((module, "threading", threading) for module in (flight, futures, job, member, watchdog)),
     *((module, "made", _made) for module in (member, second_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
     (committing.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
     (admin, "reader", lambda group_id, _settings: Committer(group_id)),
-    (consumer, "SERVE_SECONDS", 0.5),
+    (memberships, "SERVE_SECONDS", 0.5),
     (consumer, "_LOG_END_SECONDS", 0.5),
-    (consumer.LivenessConsumer._serve, "__defaults__", (0.5,)),
     (flight, "_log", LOG),
     (flight, "_LOOK_SECONDS", 0.3),
     (watchdog, "LOOK_SECONDS", LOOK_SECONDS),

@@ -238,7 +238,7 @@ def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance,
                         Sensor(watch("orders", protocol), kafka, instance),
                     )
                 )
-            before = [(consumer._lane, sensor.told(), sensor.cursor) for consumer, sensor in members]
+            before = [(consumer._memberships.lane, sensor.told(), sensor.cursor) for consumer, sensor in members]
             broker = psutil.Process(state.read(tmp_path)["kafka"].pid)
             broker.kill()
             broker.wait(10)
@@ -250,7 +250,7 @@ def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance,
                 assert (told, sensor.cursor) == ([], cursor)
                 assert wait_for(lambda sensor=sensor: _answered(sensor)) == [[]]
                 consumer.commit(wait_for(lambda consumer=consumer: consumer.poll(0.0)))
-                assert consumer._lane is lane, "the same member as before"
+                assert consumer._memberships.lane is lane, "the same member as before"
                 assert sensor.told() == []
     finally:
         embedded.stop(tmp_path)

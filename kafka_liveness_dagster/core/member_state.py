@@ -1,0 +1,209 @@
+"""Where does a member stand in its group, and what does each call do there? The two tables are the program.
+
+Told what has happened, a ``Standing`` moves as ``TRANSITIONS`` has it; what cannot happen there raises and changes
+nothing. ``kafka.member`` is the client around it: before it touches anything it asks ``CALLS``.
+
+A member that joins, and is fenced while it gives a partition up:
+
+>>> standing = Standing()
+>>> standing.happened(Event.PARTITIONS_ASSIGNED)
+>>> standing.happened(Event.REVOCATION_BEGAN)
+>>> standing.state.name, standing.calls.leave.name
+('REVOKING', 'AT_THE_END_OF_THE_POLL')
+>>> standing.happened(Event.GROUP_LEFT)
+Traceback (most recent call last):
+kafka_liveness_dagster.core.member_state.IllegalEventError: GROUP_LEFT cannot happen to a member that is REVOKING
+>>> standing.happened(Event.LEAVE_DEFERRED)
+>>> standing.happened(Event.POLL_ENDED)
+>>> standing.state.name, standing.calls.leave.name
+('FENCED', 'AT_ONCE')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kafka_liveness_dagster.core.heartbeat import FenceReason
+
+
+class State(Enum):
+    """Where a member stands; the value is the sentence of DESIGN.md.
+
+    JOINING comes before all others, LEFT after them, and who is FENCED never goes back: whoever rejoins is a new
+    member. REVOKING, LOSING and LEAVING are inside of a poll, in which librdkafka has called back.
+    """
+
+    JOINING = (
+        "subscribed, and not given its part yet: JoinGroup waits for the others (KIP-62), or heartbeats with epoch 0 "
+        "for the first assignment (KIP-848)"
+    )
+    ASSIGNED = "one of the group, with its part, which may be no partition at all; librdkafka's thread heartbeats"
+    REVOKING = (
+        "a rebalance takes partitions and waits for this member: for its next JoinGroup (KIP-62), or for the heartbeat "
+        "that no longer names them (KIP-848)"
+    )
+    LOSING = "found to be fenced in the middle of that: the callback has still to return"
+    FENCED = (
+        "no member any more (`UNKNOWN_MEMBER_ID`; KIP-848: `FENCED_MEMBER_EPOCH`; KIP-345: `FENCED_INSTANCE_ID`), or "
+        "told to be none: all that is left to do is to leave"
+    )
+    LEAVING = "told to leave inside of a callback, where `close()` never returns"
+    LEFT = (
+        "closed: LeaveGroup (KIP-62), epoch -1 (KIP-848), or nothing (static, KIP-345); or left behind by a broker "
+        "that never answered"
+    )
+
+
+class Event(Enum):
+    """What has happened to a member; the value says who tells it."""
+
+    PARTITIONS_ASSIGNED = "`on_assign`, in a poll; perhaps of no partition"
+    REVOCATION_BEGAN = "`on_revoke`, in a poll, or while the client closes"
+    PUT_OUT = "`on_lost`, or an error after which the group goes on without this member"
+    POLL_ENDED = "`poll` returned or raised"
+    LEAVE_DEFERRED = "`leave`, called inside of a callback"
+    GROUP_LEFT = "`leave`, anywhere else: the client is about to close"
+    FELL_SILENT = "a commit that never came back: nothing may be asked of the client any more"
+
+
+class Serve(Enum):
+    """What ``serve`` does."""
+
+    POLL = "polls: rebalances happen in here"
+    WAIT = "waits a moment, while the group grants it: one client has one poll at a time"
+    NOTHING = "nothing"
+
+
+class Commit(Enum):
+    """What ``adopt``, ``commit`` and ``confirm`` do with what is to be committed."""
+
+    IN_TIME = "OffsetCommit, in a thread that can be left behind"
+    IN_THE_CALLBACK = "OffsetCommit, in this thread: in a callback no other may use the client"
+    NOTHING = "nothing: nothing is owned"
+
+
+class Leave(Enum):
+    """What ``leave`` does."""
+
+    AT_ONCE = "marks what is owned as released, if it is to, and closes"
+    AT_THE_END_OF_THE_POLL = "the same when the poll ends"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What each call does in one state; ``adopt`` and ``confirm`` do what ``commit`` does."""
+
+    serve: Serve
+    commit: Commit
+    leave: Leave
+
+
+class IllegalEventError(RuntimeError):
+    """An event that cannot happen where a member stands: somebody has lost count, we or the client library."""
+
+
+_CALLED_BACK = Calls(Serve.WAIT, Commit.IN_THE_CALLBACK, Leave.AT_THE_END_OF_THE_POLL)
+
+CALLS: Mapping[State, Calls] = MappingProxyType(
+    {
+        State.JOINING: Calls(Serve.POLL, Commit.NOTHING, Leave.AT_ONCE),
+        State.ASSIGNED: Calls(Serve.POLL, Commit.IN_TIME, Leave.AT_ONCE),
+        State.REVOKING: _CALLED_BACK,
+        State.LOSING: _CALLED_BACK,
+        State.FENCED: Calls(Serve.POLL, Commit.IN_TIME, Leave.AT_ONCE),  # the broker refuses what is not its own
+        State.LEAVING: _CALLED_BACK,
+        State.LEFT: Calls(Serve.NOTHING, Commit.NOTHING, Leave.NOTHING),
+    }
+)
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
+    {
+        State.JOINING: {
+            Event.PARTITIONS_ASSIGNED: State.ASSIGNED,
+            Event.PUT_OUT: State.FENCED,
+            Event.POLL_ENDED: State.JOINING,
+            Event.GROUP_LEFT: State.LEFT,
+        },
+        State.ASSIGNED: {
+            Event.PARTITIONS_ASSIGNED: State.ASSIGNED,
+            Event.REVOCATION_BEGAN: State.REVOKING,
+            Event.PUT_OUT: State.FENCED,
+            Event.POLL_ENDED: State.ASSIGNED,
+            Event.GROUP_LEFT: State.LEFT,
+            Event.FELL_SILENT: State.LEFT,
+        },
+        State.REVOKING: {  # until the poll ends, which may call back more than once
+            Event.PARTITIONS_ASSIGNED: State.REVOKING,
+            Event.REVOCATION_BEGAN: State.REVOKING,
+            Event.PUT_OUT: State.LOSING,
+            Event.POLL_ENDED: State.ASSIGNED,
+            Event.LEAVE_DEFERRED: State.LEAVING,
+        },
+        State.LOSING: {
+            Event.PARTITIONS_ASSIGNED: State.LOSING,
+            Event.REVOCATION_BEGAN: State.LOSING,
+            Event.PUT_OUT: State.LOSING,
+            Event.POLL_ENDED: State.FENCED,
+            Event.LEAVE_DEFERRED: State.LEAVING,
+        },
+        State.FENCED: {  # librdkafka rejoins by itself, and forgets at times that what it revokes was lost (#5604)
+            Event.PARTITIONS_ASSIGNED: State.FENCED,
+            Event.REVOCATION_BEGAN: State.LOSING,
+            Event.PUT_OUT: State.FENCED,
+            Event.POLL_ENDED: State.FENCED,
+            Event.GROUP_LEFT: State.LEFT,
+            Event.FELL_SILENT: State.LEFT,
+        },
+        State.LEAVING: {
+            Event.PARTITIONS_ASSIGNED: State.LEAVING,
+            Event.REVOCATION_BEGAN: State.LEAVING,
+            Event.PUT_OUT: State.LEAVING,
+            Event.POLL_ENDED: State.FENCED,
+            Event.LEAVE_DEFERRED: State.LEAVING,
+        },
+        State.LEFT: {  # the client calls back once more while it closes
+            Event.PARTITIONS_ASSIGNED: State.LEFT,
+            Event.REVOCATION_BEGAN: State.LEFT,
+            Event.PUT_OUT: State.LEFT,
+        },
+    }
+)
+
+
+@dataclass
+class Standing:
+    """Where one member stands.
+
+    Attributes:
+        ended: why the group goes on without it, None while it is one of it as far as it knows.
+    """
+
+    state: State = field(default=State.JOINING, init=False)
+    ended: FenceReason | None = field(default=None, init=False)
+
+    @property
+    def calls(self) -> Calls:
+        """What each call does now."""
+        return CALLS[self.state]
+
+    def happened(self, event: Event) -> None:
+        """Go where this leads.
+
+        Raises:
+            IllegalEventError: nowhere. Nothing has changed.
+        """
+        if event not in TRANSITIONS[self.state]:
+            raise IllegalEventError(f"{event.name} cannot happen to a member that is {self.state.name}")
+        self.state = TRANSITIONS[self.state][event]
+
+    def put_out(self, reason: FenceReason) -> None:
+        """The group goes on without this member."""
+        self.happened(Event.PUT_OUT)
+        self.ended = reason
