@@ -40,8 +40,8 @@ class State(Enum):
     """
 
     JOINING = (
-        "subscribed, and not given its part yet: JoinGroup waits for the others (KIP-62), or heartbeats with epoch 0 "
-        "for the first assignment (KIP-848)"
+        "subscribed, and not given its part yet: it waits for the JoinGroup of the others (KIP-62), or for its first "
+        "assignment in the answer to a heartbeat with epoch 0 (KIP-848)"
     )
     ASSIGNED = "one of the group, with its part, which may be no partition at all; librdkafka's thread heartbeats"
     REVOKING = (
@@ -75,25 +75,25 @@ class Event(Enum):
 class Serve(Enum):
     """What ``serve`` does."""
 
-    POLL = "polls: rebalances happen in here"
-    WAIT = "waits a moment, while the group grants it: one client has one poll at a time"
-    NOTHING = "nothing"
+    POLL = "the client is polled, rebalances happen in here"
+    WAIT = "a moment passes, if the group still grants one: a client has one poll at a time"
+    NOTHING = "nobody is there"
 
 
 class Commit(Enum):
     """What ``adopt``, ``commit`` and ``confirm`` do with what is to be committed."""
 
-    IN_TIME = "OffsetCommit, in a thread that can be left behind"
-    IN_THE_CALLBACK = "OffsetCommit, in this thread: in a callback no other may use the client"
-    NOTHING = "nothing: nothing is owned"
+    IN_TIME = "an OffsetCommit of what is owned, by a thread that can be left behind"
+    IN_THE_CALLBACK = "the same by this thread: in a callback no other may use the client"
+    NOTHING = "nothing is owned"
 
 
 class Leave(Enum):
     """What ``leave`` does."""
 
-    AT_ONCE = "marks what is owned as released, if it is to, and closes"
-    AT_THE_END_OF_THE_POLL = "the same when the poll ends"
-    NOTHING = "nothing"
+    AT_ONCE = "what is owned is marked as released, if it is to be, and the client closes"
+    AT_THE_END_OF_THE_POLL = "the same, later"
+    NOTHING = "nobody is there"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.fairness import Batch, fair_share, first_offsets, greedy_share, plan
+from kafka_liveness_dagster.core.fairness import Batch, Rotation, fair_share, first_offsets, greedy_share, plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, size, union
 
 A, B, C, D = (TopicPartition("orders", p) for p in range(4))
@@ -178,3 +178,12 @@ def test_a_batch_says_what_it_holds():
     batch = Batch((OffsetRange("orders", 0, 70, 120), OffsetRange("orders", 3, 0, 5)), deadline_seconds=120)
     assert (batch.max_records, str(batch)) == (55, "orders:0:70-120 orders:3:0-5")
     assert batch.spans == {A: Span(70, 120), D: Span(0, 5)}
+
+
+def test_what_is_not_committed_is_dealt_again_as_it_was():
+    """A batch that failed comes again with the same shares, so that what is too slow can be found by halving."""
+    rotation = Rotation()
+    rotation.planned = rotation.committed = A
+    rotation.planned = B
+    rotation.deal_again()
+    assert rotation.planned == A
