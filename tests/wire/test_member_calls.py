@@ -1,0 +1,164 @@
+"""The client around the table of a member's states: each call does what the table says, wherever the member stands."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
+from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.member_state import CALLS, Commit, Leave, Serve, State
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.resume import Owned
+from kafka_liveness_dagster.core.timeouts import Budget, derive
+from kafka_liveness_dagster.kafka import member as of_member
+from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError
+from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.member import Member
+
+KEPT, GOES = (TopicPartition("orders", p) for p in range(2))
+STATES = pytest.mark.parametrize("state", State, ids=lambda state: state.name.lower())
+
+
+def kafkas(partitions):
+    """As the client library has them."""
+    return [KafkaTopicPartition(*tp) for tp in partitions]
+
+
+class Client:
+    """What a member asks of the client library, written down; it calls back what it is told to."""
+
+    def __init__(self):
+        self.asked, self.to_call_back, self.refuses = [], [], None
+
+    def subscribe(self, _topics, **callbacks):
+        self.callbacks = callbacks
+
+    def poll(self, _seconds):
+        self.asked.append(Serve.POLL)
+        while self.to_call_back:
+            name, partitions = self.to_call_back.pop(0)
+            self.callbacks[name](self, kafkas(partitions))
+
+    def commit(self, offsets, asynchronous):
+        here = threading.current_thread() is threading.main_thread()
+        self.asked.append(Commit.IN_THE_CALLBACK if here else Commit.IN_TIME)
+        if self.refuses is not None:
+            raise KafkaException(KafkaError(self.refuses))
+        return offsets
+
+    def close(self):
+        self.asked.append(Leave.AT_ONCE)
+
+    def incremental_assign(self, partitions):
+        pass
+
+    pause = incremental_unassign = incremental_assign
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """A member and its client."""
+    client = Client()
+    monkeypatch.setattr(of_member, "made", lambda *_: client)
+    limits = BrokerLimits(1_000, 60_000)
+    timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    run = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+    return Member(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g", 20), timeouts, run), client
+
+
+def commit(member):
+    """What is committed already, of what was assigned first."""
+    return member.commit({KEPT: Span(70, 70)}, {KEPT: 1})
+
+
+def be_refused(member, client):
+    """The group has given the member's partitions to others, and says so when it commits."""
+    client.refuses = KafkaError.UNKNOWN_MEMBER_ID
+    with pytest.raises(CommitRefusedError, match="no longer a member"):
+        commit(member)
+    client.refuses = None
+
+
+def in_a_callback(member, client, then):
+    """Do this while partitions are about to go."""
+    client.to_call_back.append(("on_revoke", [GOES]))
+    member.serve(0, lambda _may_wait: then())
+
+
+def bring(member, client, state, probe):
+    """Let the member come to stand there, and do this then; gives what the client was asked for by it."""
+    seen = []
+
+    def look():
+        assert member._standing.state is state
+        del client.asked[:]
+        probe()
+        seen.append(list(client.asked))
+
+    if state is not State.JOINING:
+        client.to_call_back.append(("on_assign", [KEPT, GOES]))
+        member.serve(0)
+        member.adopt({tp: Owned(70, 70, arrival=number) for tp, number in member.arrived.items()})
+    ways = {
+        State.JOINING: look,
+        State.ASSIGNED: look,
+        State.REVOKING: lambda: in_a_callback(member, client, look),
+        State.LOSING: lambda: in_a_callback(member, client, lambda: (be_refused(member, client), look())),
+        State.FENCED: lambda: (be_refused(member, client), look()),
+        State.LEAVING: lambda: in_a_callback(member, client, lambda: (member.leave(release=False), look())),
+        State.LEFT: lambda: (member.leave(release=False), look()),
+    }
+    ways[state]()
+    return seen.pop()
+
+
+@STATES
+def test_serve_polls_waits_or_does_nothing(made, state):
+    """Who waits was called back by a poll, and may not begin another one."""
+    member, client = made
+    asked = bring(member, client, state, lambda: member.serve(0))
+    assert asked == ([Serve.POLL] if CALLS[state].serve is Serve.POLL else [])
+
+
+@STATES
+def test_commit_asks_the_broker_by_the_right_thread_or_not_at_all(made, state):
+    """In a callback by the thread that runs it; else by one that can be left behind."""
+    member, client = made
+    handed_over = []
+    asked = bring(member, client, state, lambda: handed_over.extend(commit(member)))
+    does = CALLS[state].commit
+    assert asked == ([] if does is Commit.NOTHING else [does])
+    assert handed_over == ([KEPT] if does is Commit.NOTHING else [])
+
+
+@STATES
+def test_leave_closes_at_once_or_when_the_poll_ends_and_once(made, state):
+    """Never inside of a callback; and who has left does not leave again."""
+    member, client = made
+    asked = bring(member, client, state, lambda: member.leave(release=False))
+    assert asked == ([Leave.AT_ONCE] if CALLS[state].leave is Leave.AT_ONCE else [])
+    assert client.asked.count(Leave.AT_ONCE) == (CALLS[state].leave is not Leave.NOTHING)
+    assert (member._standing.state, member.owned, member.arrived) == (State.LEFT, {}, {})
+
+
+@pytest.mark.parametrize("release", [True, False], ids=["released", "as after a crash"])
+def test_a_leave_that_was_put_off_releases_as_it_was_asked_to(made, release):
+    """The marks are committed after the poll, so by a thread that can be left behind."""
+    member, client = made
+    asked = bring(member, client, State.REVOKING, lambda: member.leave(release=release))
+    assert asked == []
+    assert client.asked == [Commit.IN_THE_CALLBACK, *([Commit.IN_TIME] if release else []), Leave.AT_ONCE]
+
+
+@pytest.mark.parametrize("state", [State.FENCED, State.LOSING], ids=lambda state: state.name.lower())
+def test_who_is_refused_knows_why_it_is_out(made, state):
+    """In the middle of a callback too; outside of it nothing is lost by that: the watchdog has it leave."""
+    member, client = made
+    assert member.ended is None
+    bring(member, client, state, lambda: None)
+    assert (member.ended, member._standing.state) == (FenceReason.PARTITIONS_LOST, State.FENCED)
