@@ -9,8 +9,9 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
-from kafka_liveness_dagster.runs.tags import MAX_BATCH_SECONDS, budget_of, link_of
+from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, link_of, why_away
 
 REMAINING = "what is left of dagster/max_runtime"
 CAPPED = f"capped by {REMAINING}"
@@ -206,3 +207,26 @@ def test_a_limit_that_dagster_enforces_is_not_told():
 def test_a_run_without_a_limit_has_nothing_to_enforce(instance, tags):
     """Run monitoring is nobody's business then."""
     assert warnings_of(instance, tags=tags) == []
+
+
+def test_a_run_says_why_it_left_its_group_in_codes(instance):
+    """Tags are read by sensors, of other versions too; people read the words that these make of them."""
+    told = []
+
+    @dg.op
+    def work(context):
+        link = link_of(context)
+        for why in (Away(FenceReason.POLL_TIMEOUT), Away(FenceReason.POLL_TIMEOUT, is_back=True)):
+            link.tell(why)
+            run = instance.get_run_by_id(context.run_id)
+            told.append((run.tags[FENCED_TAG], why_away(run)))
+        link.tell(Away(FenceReason.CLOSED))
+
+    @dg.job
+    def once():
+        work()
+
+    run = instance.get_run_by_id(once.execute_in_process(instance=instance).run_id)
+    left = Away(FenceReason.POLL_TIMEOUT)
+    assert told == [("poll-timeout", left), ("poll-timeout back", Away(left.reason, is_back=True))]
+    assert (run.tags[LEFT_TAG], why_away(run)) == ("closed", Away(FenceReason.CLOSED))

@@ -12,7 +12,8 @@ import pytest
 
 from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.ghosts import Absence
-from kafka_liveness_dagster.core.watch import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, GroupState, Memory
+from kafka_liveness_dagster.core.group_snapshot import GroupState
+from kafka_liveness_dagster.core.watch import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, Memory, Remembered
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 from kafka_liveness_dagster.sensor.hooks import Answers
 
@@ -71,8 +72,8 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
     """Stored with every tick: below 2 kB at its fullest."""
     memory = Memory(
         GroupState.REBALANCING,
-        {f"{n:08x}": "x" * 24 for n in range(MAX_REMEMBERED)},
-        tuple(f"{n:08x}a" for n in range(MAX_TOLD)),
+        {f"{n:08x}": Remembered("x" * 24, is_foreign=True) for n in range(MAX_REMEMBERED)},
+        {f"{n:08x}": LeaveReason.POLL_TIMEOUT for n in range(MAX_TOLD)},
         "0" * 8,
         1_795_000_000.123456,
         {f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, told=True) for n in range(MAX_ABSENT)},
@@ -86,6 +87,35 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
     assert kept.memory == memory, "of more runs the oldest"
 
 
+def test_a_cursor_says_what_it_means():
+    """Codes and fields: a reason that is added, or a foreign client of any name, makes it mean nothing else."""
+    members = {"1": Remembered("0badcafe"), "2": Remembered("0badcafe", is_foreign=True)}
+    memory = Memory(GroupState.EMPTY, members, {"0000beef": LeaveReason.OUT_OF_TIME}, "0" * 8)
+    cursor = GroupCursor.of(memory, observed_at=0.0, epoch=1, events=0)
+    assert (cursor.runs, cursor.foreign) == ({"1": "0badcafe"}, {"2": "0badcafe"})
+    assert cursor.left == {"out-of-time": "0000beef"}
+    later = cursor.model_copy(update={"left": {**cursor.left, "abducted": "0000cafe"}})
+    assert GroupCursor.decode(later.encode()).memory == memory, "a later version's reason"
+
+
+def test_a_cursor_of_the_first_versions_is_read():
+    """What they told is not told again: members were told apart by their names, reasons by their place."""
+    first = (
+        '{"epoch":7,"events":3,"state":"stable","members":{"1":"0badcafe","2":"0000beef*","3":"consumer-of-a-long-name-"'
+        '},"told":"00000001300000002b","dealt":"1"}'
+    )
+    members = {
+        "1": Remembered("0badcafe"),
+        "2": Remembered("0000beef", is_elsewhere=True),
+        "3": Remembered("consumer-of-a-long-name-", is_foreign=True),
+    }
+    told = {"00000001": LeaveReason.CRASHED, "00000002": LeaveReason.ELSEWHERE}
+    cursor = GroupCursor.decode(first)
+    assert (cursor.epoch, cursor.events) == (7, 3)
+    assert cursor.memory == Memory(GroupState.STABLE, members, told, "1")
+    assert GroupCursor.decode(cursor.encode()) == cursor
+
+
 @pytest.mark.parametrize(
     "cursor",
     [
@@ -93,7 +123,11 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
         "",
         "{",
         '{"state": "asleep"}',
+        "7",
         '{"told": ["0badcafe3"], "state": "empty"}',
+        '{"members": 7, "state": "empty"}',
+        '{"left": ["0badcafe"], "state": "empty"}',
+        '{"runs": 7, "state": "empty"}',
         '{"absent": {"0badcafe": 1795000000}, "state": "empty"}',
     ],
 )

@@ -15,10 +15,10 @@ import pytest
 from dagster._core.launcher import CheckRunHealthResult, RunLauncher, WorkerStatus
 from dagster._serdes import ConfigurableClass
 
+from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
 from kafka_liveness_dagster.core.membership import RunFate
 from kafka_liveness_dagster.core.processes import Entry, Sign, Word, judge
 from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState
 from kafka_liveness_dagster.runs import host, signs
 from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, link_of, sign_of

@@ -11,8 +11,9 @@ crash lag orders:3:70-120, 50 offsets, is owed
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Union
+
+from kafka_liveness_dagster.core.codes import Coded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-class LeaveReason(Enum):
-    """Why a member is gone, or is as good as gone."""
+class LeaveReason(Coded):
+    """Why a member is gone, or is as good as gone; the value is what people read."""
 
     GRACEFUL = "left gracefully"
     CANCELED = "left because its run was canceled"
@@ -53,7 +54,7 @@ class MemberJoined:
     """A member was seen for the first time.
 
     Attributes:
-        name: the run's 8 hex digits; of a foreign member ``<client id> at <host>``.
+        name: the run's 8 hex digits; of a foreign member words for people, ``<client id> at <host>``.
         is_foreign: a consumer that is no run of this package: a Java consumer, kcat.
         is_elsewhere: a run that this Dagster instance does not have: another one has the group too.
     """

@@ -23,7 +23,7 @@ from kafka_liveness_dagster.core.processes import Word
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.watch import GroupSnapshot
+    from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot
 
 _NAMED = 5
 _GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is terminated"

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-BACK_AFTER = "a member again after: "  # tells of a fence that is down
+from kafka_liveness_dagster.core.codes import Coded
 
 
-class FenceReason(Enum):
+class FenceReason(Coded):
     """Why this process may not commit any more; the value is the sentence users read."""
 
     POLL_TIMEOUT = "the batch took longer than its process timeout"
@@ -50,6 +50,42 @@ _REMEDIES = {
     "no network. Raise session_timeout_seconds where that is usual",
     FenceReason.REPLACED: "Give each consumer of the group a group_instance_id of its own",
 }
+
+
+_BACK = "back"
+_ONCE_BACK = "a member again after: "
+
+
+@dataclass(frozen=True)
+class Away:
+    """Why a process is out of its group, or after what it is a member again; a tag of its run tells it to others.
+
+    >>> Away(FenceReason.POLL_TIMEOUT, is_back=True).encode()
+    'poll-timeout back'
+    """
+
+    reason: FenceReason
+    is_back: bool = False
+
+    def encode(self) -> str:
+        """The text of the tag: a code, and whether it is over."""
+        return f"{self.reason.code} {_BACK}" if self.is_back else self.reason.code
+
+    @classmethod
+    def decode(cls, text: str) -> Away | None:
+        """Read a tag; None for no text, and for another version's that means nothing here.
+
+        The first versions wrote the sentence, and a run of theirs may be at work while the sensor is of this one.
+
+        >>> Away.decode("poll-timeout back") == Away.decode(f"a member again after: {FenceReason.POLL_TIMEOUT.value}")
+        True
+        """
+        code, _, back = text.partition(" ")
+        if (reason := FenceReason.of_code(code)) is not None and back in ("", _BACK):
+            return cls(reason, is_back=bool(back))
+        sentence = text.removeprefix(_ONCE_BACK)
+        of_sentence = next((reason for reason in FenceReason if reason.value == sentence), None)
+        return None if of_sentence is None else cls(of_sentence, is_back=sentence != text)
 
 
 class RunState(Enum):

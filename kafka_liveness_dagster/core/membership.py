@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
+from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.processes import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from kafka_liveness_dagster.core.heartbeat import Away
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 
 _PATIENT_FAILURES = 3
@@ -31,13 +32,13 @@ MAX_BACKOFF_SECONDS = 300.0
 _FIRST_BACKOFF_SECONDS = 10.0
 _OLDEST_PARTS = 10
 _FENCED = {
-    FenceReason.POLL_TIMEOUT.value: LeaveReason.POLL_TIMEOUT,
-    FenceReason.PARTITIONS_LOST.value: LeaveReason.LOST,
-    FenceReason.REPLACED.value: LeaveReason.REPLACED,
-    FenceReason.RUN_BUDGET_SPENT.value: LeaveReason.OUT_OF_TIME,
-    FenceReason.RUN_CANCELED.value: LeaveReason.CANCELED,
-    FenceReason.ORPHANED.value: LeaveReason.CRASHED,
-    FenceReason.CLOSED.value: LeaveReason.CRASHED,  # by an error: in good order it would have released its partitions
+    FenceReason.POLL_TIMEOUT: LeaveReason.POLL_TIMEOUT,
+    FenceReason.PARTITIONS_LOST: LeaveReason.LOST,
+    FenceReason.REPLACED: LeaveReason.REPLACED,
+    FenceReason.RUN_BUDGET_SPENT: LeaveReason.OUT_OF_TIME,
+    FenceReason.RUN_CANCELED: LeaveReason.CANCELED,
+    FenceReason.ORPHANED: LeaveReason.CRASHED,
+    FenceReason.CLOSED: LeaveReason.CRASHED,  # by an error: in good order it would have released its partitions
 }
 
 
@@ -66,7 +67,7 @@ class Run:
     """A run as Dagster knows it, and what is known of its process.
 
     Attributes:
-        fenced: why it left the group, in its own words, or after which leave it is back; empty while it never left, or
+        away: why it left the group, or after which leave it is back, as it told itself; None while it never left, or
             when it could not say.
         started: Dagster says that it is at work, not queued or starting.
         process: of a run in progress; gone says that it was, too, when Dagster was asked again after that.
@@ -75,7 +76,7 @@ class Run:
     """
 
     fate: RunFate
-    fenced: str = ""
+    away: Away | None = None
     started: bool = False
     process: Word = Word.UNKNOWN
     beat: int | None = None
@@ -180,7 +181,9 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
         return None
     # Rule 3: at work but not a member. Its watchdog took it out and said so, or it could not say anything
     if run.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING):
-        return _FENCED.get(run.fenced, LeaveReason.SILENT)
+        if run.away is None or run.away.is_back:
+            return LeaveReason.SILENT
+        return _FENCED.get(run.away.reason, LeaveReason.SILENT)
     # Rule 4: no such run, no such member: deleted, or a script that died
     return LeaveReason.CRASHED
 
@@ -202,12 +205,13 @@ def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
     if run.fate in _UNMARKED:
         return _UNMARKED[run.fate]
     # Rule 2: it said why
-    why = run.fenced.removeprefix(BACK_AFTER)
-    if why == FenceReason.CLOSED.value:
+    why = run.away.reason if run.away else None
+    if why is FenceReason.CLOSED:
         return LeaveReason.GRACEFUL
+    if why is not None and why in _FENCED:
+        return _FENCED[why]
     # Rule 3: a run that is away and says nothing cannot; of one that is back, and of scripts, nobody knows
-    silent = run.fate is RunFate.IN_PROGRESS and not is_back
-    return _FENCED.get(why, LeaveReason.SILENT if silent else LeaveReason.UNEXPLAINED)
+    return LeaveReason.SILENT if run.fate is RunFate.IN_PROGRESS and not is_back else LeaveReason.UNEXPLAINED
 
 
 def wants_live_run(

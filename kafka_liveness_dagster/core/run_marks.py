@@ -15,7 +15,16 @@ _RUN = re.compile("[0-9a-f]{8}")
 def run_mark(run_id: str) -> str:
     """The 8 hex digits by which commit metadata names a run: a Dagster run id's first, else some made of the id."""
     digits = run_id.replace("-", "")[:8]
-    return digits if _RUN.fullmatch(digits) else hashlib.sha256(run_id.encode()).hexdigest()[:8]
+    return digits if is_run_mark(digits) else hashlib.sha256(run_id.encode()).hexdigest()[:8]
+
+
+def is_run_mark(text: str) -> bool:
+    """Whether a text has the form of a run's digits.
+
+    >>> is_run_mark("0badcafe"), is_run_mark("kcat at 10.0.0.7")
+    (True, False)
+    """
+    return _RUN.fullmatch(text) is not None
 
 
 def run_of_client(client_id: str) -> str | None:

@@ -7,12 +7,8 @@ repeats it with the old memory repeats the events. Never asks Kafka or Dagster.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from functools import cached_property
 from typing import TYPE_CHECKING
-from zlib import crc32
 
-from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.events import (
     GroupDied,
     GroupEmptied,
@@ -24,98 +20,31 @@ from kafka_liveness_dagster.core.events import (
     RebalanceStarted,
 )
 from kafka_liveness_dagster.core.ghosts import absences, found
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate, departures, reason_without_marks
+from kafka_liveness_dagster.core.group_snapshot import GroupState
+from kafka_liveness_dagster.core.membership import Run, RunFate, reason_without_marks
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping
 
     from kafka_liveness_dagster.core.events import GhostFound, GroupEvent
     from kafka_liveness_dagster.core.ghosts import Absence
-    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot
 
 MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
 MAX_ABSENT = 10  # runs that are away, and for how long
 MAX_TOLD = 60  # departures that stand in the commit log at the same time
-_REASONS = list(LeaveReason)
-_ELSEWHERE = "*"  # behind the name of a run of another Dagster instance
 _LONGEST_BLINK_SECONDS = 60.0  # between two looks; in more than that the machine may have slept, and its runs with it
-
-
-class GroupState(Enum):
-    """What the coordinator says of a group; the classic protocol's and KIP-848's states come to these four."""
-
-    STABLE = "stable"
-    REBALANCING = "rebalancing"
-    EMPTY = "empty"
-    DEAD = "dead"
-
-
 _WITHOUT_MEMBERS: dict[GroupState, GroupEvent] = {GroupState.EMPTY: GroupEmptied(), GroupState.DEAD: GroupDied()}
 
 
 @dataclass(frozen=True)
-class MemberSeen:
-    """One member as the coordinator lists it.
+class Remembered:
+    """A member of the last look; what its fields mean is ``MemberSeen``'s to say."""
 
-    Attributes:
-        name: the run's 8 hex digits; of a foreign member ``<client id> at <host>``.
-        is_static: it has a ``group.instance.id``.
-        is_elsewhere: a Dagster run that this instance does not have.
-    """
-
-    member_id: str
     name: str
-    partitions: tuple[TopicPartition, ...]
     is_foreign: bool = False
-    is_static: bool = False
     is_elsewhere: bool = False
-
-    @property
-    def key(self) -> str:
-        """Enough of the member id to know it again."""
-        return f"{crc32(self.member_id.encode()):08x}"
-
-
-@dataclass(frozen=True)
-class GroupSnapshot:
-    """A group at one look: the coordinator's, the commit logs' and Dagster's word.
-
-    Attributes:
-        runs: of the live lane, the newest first.
-        catch_up: runs of the other lane, those in progress.
-    """
-
-    state: GroupState
-    members: tuple[MemberSeen, ...]
-    partitions: tuple[PartitionSnapshot, ...]
-    runs: Mapping[str, Run] = field(default_factory=dict)
-    catch_up: Mapping[str, Run] = field(default_factory=dict)
-
-    @cached_property
-    def known(self) -> tuple[MemberSeen, ...]:
-        """The members in a lasting order, each under the run that it is.
-
-        Of a static member the coordinator shows the client id that joined first: who commits its partitions is it.
-        """
-        marks = {seen.topic_partition: seen.mark for seen in self.partitions if seen.mark is not None}
-        members = []
-        for member in sorted(self.members, key=lambda member: member.member_id):
-            own = [marks[tp] for tp in member.partitions if tp in marks] if member.is_static else []
-            run = min(((mark.mark is not Mark.RUNNING, mark.run) for mark in own), default=(True, member.name))[1]
-            members.append(replace(member, name=run))
-        return tuple(members)
-
-    @property
-    def left(self) -> list[MemberLeft]:
-        """Who stands in the commit log and does not work any more."""
-        return departures(self.partitions, {m.name: m.is_static for m in self.known}, self.runs)
-
-    @property
-    def dealt(self) -> str:
-        """Who has which partitions, in 8 digits."""
-        shares = sorted((member.member_id, *map(str, sorted(member.partitions))) for member in self.members)
-        return f"{crc32(repr(shares).encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -124,8 +53,8 @@ class Memory:
 
     Attributes:
         state: of the group at the last look.
-        members: key -> name of those it had, at most ``MAX_REMEMBERED``; with ``*`` of another Dagster instance.
-        told: departures that were told and still stand in the commit log.
+        members: those it had, by their keys, at most ``MAX_REMEMBERED``.
+        told: departures that were told and still stand in the commit log, by their runs.
         dealt: who had which partitions when the group was last stable.
         rebalancing_since: seconds, None while it is not.
         absent: runs in progress that were no members, and since when; the newest first.
@@ -134,8 +63,8 @@ class Memory:
     """
 
     state: GroupState
-    members: Mapping[str, str]
-    told: tuple[str, ...]
+    members: Mapping[str, Remembered]
+    told: Mapping[str, LeaveReason]
     dealt: str
     rebalancing_since: float | None = None
     absent: Mapping[str, Absence] = field(default_factory=dict)
@@ -156,18 +85,30 @@ def changes(
     """
     left = seen.left[:MAX_TOLD]
     absent, ghosts = _absent(before, seen, now_seconds, ghost_after_seconds)
-    members = {member.key: member.name + _ELSEWHERE * member.is_elsewhere for member in seen.known[:MAX_REMEMBERED]}
-    events, forgotten = _forgotten(before, seen)
-    told = tuple(map(_name, left))
-    after = Memory(seen.state, members, told, seen.dealt, None, absent, forgotten, looked_at=now_seconds)
+    lost, forgotten = _forgotten(before, seen)
+    after = Memory(
+        seen.state,
+        {m.key: Remembered(m.name, m.is_foreign, m.is_elsewhere) for m in seen.known[:MAX_REMEMBERED]},
+        {gone.run: gone.reason for gone in left},
+        seen.dealt,
+        absent=absent,
+        forgotten=forgotten,
+        looked_at=now_seconds,
+    )
     if before is None:
-        return [*(gone for gone in left if not gone.reason.in_good_order), *events, *ghosts], after
+        return [*(gone for gone in left if not gone.reason.in_good_order), *lost, *ghosts], after
     if seen.state is GroupState.REBALANCING:
         since = now_seconds if before.rebalancing_since is None else before.rebalancing_since
         after = replace(after, dealt=before.dealt, rebalancing_since=since)
-    news = [gone for gone in left if not _is_told(gone, before.told)]
-    out = _gone(before, seen, {gone.run for gone in left})
-    return [*news, *out, *_joined(before, seen), *_of_the_group(before, seen, now_seconds), *events, *ghosts], after
+    events = [
+        *(gone for gone in left if not _is_told(gone, before.told)),
+        *_gone(before, seen, told=after.told.keys() | before.told.keys()),
+        *_joined(before, seen),
+        *_of_the_group(before, seen, now_seconds),
+        *lost,
+        *ghosts,
+    ]
+    return events, after
 
 
 def _of_the_group(before: Memory, seen: GroupSnapshot, now_seconds: float) -> list[GroupEvent]:
@@ -195,23 +136,28 @@ def _joined(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
     ]
 
 
-def _gone(before: Memory, seen: GroupSnapshot, left: set[str]) -> list[GroupEvent]:
-    """Members whose marks tell nothing: foreign ones, runs that are back, and those whose partitions others took."""
-    now, names = ({getattr(member, of) for member in seen.known} for of in ("key", "name"))
-    told = left | {name[:-1] for name in before.told}
-    out: list[GroupEvent] = []
-    for key, whose in before.members.items():
-        name = whose.removesuffix(_ELSEWHERE)
-        if key in now or name in told:
-            continue
-        if " at " in name:
-            out.append(MemberLeft(name, LeaveReason.UNKNOWN, ()))
-        elif name != whose:
-            out.append(MemberLeft(name, LeaveReason.ELSEWHERE, (), name in names))
-        else:
-            run, is_back = seen.runs.get(name, Run(RunFate.UNKNOWN)), name in names
-            out.append(MemberLeft(name, reason_without_marks(run, is_back=is_back), (), is_back))
-    return out
+def _gone(before: Memory, seen: GroupSnapshot, told: Container[str]) -> list[MemberLeft]:
+    """Members whose marks tell nothing: foreign ones, runs that are back, and those whose partitions others took.
+
+    Args:
+        before: who was there.
+        seen: who is there.
+        told: runs whose departures are told by their marks.
+    """
+    present = {member.key for member in seen.known}
+    missing = [was for key, was in before.members.items() if key not in present]
+    return [_departure(was, seen) for was in missing if was.is_foreign or was.name not in told]
+
+
+def _departure(was: Remembered, seen: GroupSnapshot) -> MemberLeft:
+    """Why one that left no marks is gone."""
+    if was.is_foreign:
+        return MemberLeft(was.name, LeaveReason.UNKNOWN, ())
+    is_back = was.name in seen.listed
+    if was.is_elsewhere:
+        return MemberLeft(was.name, LeaveReason.ELSEWHERE, (), is_back)
+    run = seen.runs.get(was.name, Run(RunFate.UNKNOWN))
+    return MemberLeft(was.name, reason_without_marks(run, is_back=is_back), (), is_back)
 
 
 def _forgotten(before: Memory | None, seen: GroupSnapshot) -> tuple[list[GroupEvent], tuple[str, ...]]:
@@ -233,18 +179,13 @@ def _absent(
     before: Memory | None, seen: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
 ) -> tuple[dict[str, Absence], list[GhostFound]]:
     """Runs that are at work and no members, and since when; those for which nobody works."""
-    members, runs = {member.name for member in seen.known}, {**seen.runs, **seen.catch_up}
+    runs = {**seen.runs, **seen.catch_up}
     unseen = max(0.0, now_seconds - before.looked_at - _LONGEST_BLINK_SECONDS) if before and before.looked_at else 0.0
-    absent = absences(before.absent if before else {}, runs, members, now_seconds, unseen)
+    absent = absences(before.absent if before else {}, runs, seen.listed, now_seconds, unseen)
     return found(absent, runs, now_seconds, ghost_after_seconds)
 
 
-def _is_told(gone: MemberLeft, told: Sequence[str]) -> bool:
+def _is_told(gone: MemberLeft, told: Mapping[str, LeaveReason]) -> bool:
     """Whether it was told, or that its run left in good order: by which name is seen later matters to nobody."""
-    good = {name[:-1] for name in told if _REASONS[int(name[-1], 16)].in_good_order}
-    return _name(gone) in told or (gone.reason.in_good_order and gone.run in good)
-
-
-def _name(gone: MemberLeft) -> str:
-    """A departure in 9 letters: the memory is small."""
-    return f"{gone.run}{_REASONS.index(gone.reason):x}"
+    before = told.get(gone.run)
+    return before is gone.reason or (before is not None and before.in_good_order and gone.reason.in_good_order)

@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kafka_liveness_dagster.core.heartbeat import RunState
+    from kafka_liveness_dagster.core.heartbeat import Away, RunState
 
 log = logging.getLogger("kafka_liveness_dagster")
 
@@ -29,7 +29,7 @@ def _nobody_knows(_group_id: str) -> int:
     return 0
 
 
-def _to_nobody(_why: str) -> None:
+def _to_nobody(_why: Away) -> None:
     pass
 
 
@@ -48,8 +48,8 @@ class RunLink:
         ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
         log: where what happens to the consumer is told: the run's own log.
         catch_up_runs: how many catch-up runs of a group are in progress; 0 where nobody knows.
-        tell: takes why this process is out of its group, empty once it is in it again, for others to see; called on the
-            watchdog's thread.
+        tell: takes why this process is out of its group, or after what it is in it again, for others to see; called on
+            the watchdog's thread.
         worked: told once, in the thread that commits, that a batch is committed; raises nothing.
         is_step: this process was started by its run worker for one step, and ends with it.
     """
@@ -59,7 +59,7 @@ class RunLink:
     state: Callable[[], RunState]
     ends_at_ms: int | None = None
     log: logging.Logger = log
-    tell: Callable[[str], None] = _to_nobody
+    tell: Callable[[Away], None] = _to_nobody
     worked: Callable[[], None] = _nobody_asks
     is_step: bool = False
     catch_up_runs: Callable[[str], int] = _nobody_knows

@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState, Surroundings, reason_to_fence
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import now_ms
 
@@ -58,7 +58,9 @@ class Watchdog:
         self._parent, self._starter = os.getppid(), multiprocessing.parent_process()
         self._run_state = RunState.IN_PROGRESS
         self._stopped, self._ended, self._news = threading.Event(), threading.Event(), threading.Event()
-        self._telling, self._told, self._last = threading.Lock(), "", ""
+        self._telling = threading.Lock()
+        self._last: FenceReason | None = None
+        self._told: Away | None = None
         self._thread = threading.Thread(target=self._watch, name="kafka-liveness-watchdog", daemon=True)
 
     def start(self) -> None:
@@ -189,9 +191,9 @@ class Watchdog:
     def _tell(self) -> None:
         """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
         with self._telling:
-            self._last = self._reason.value if self._reason is not None else self._last
-            why = self._last if self._reason is not None or not self._last else f"{BACK_AFTER}{self._last}"
-            if why == self._told:
+            self._last = self._reason or self._last
+            why = None if self._last is None else Away(self._last, is_back=self._reason is None)
+            if why is None or why == self._told:
                 return
             try:
                 self._link.tell(why)

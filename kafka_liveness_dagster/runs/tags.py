@@ -17,7 +17,7 @@ from uuid import uuid4
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState
 from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.core.processes import Sign
 from kafka_liveness_dagster.core.run_marks import run_mark
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
-CAUSE_TAG = "kafka_liveness/cause"
+CAUSE_TAG = "kafka_liveness/cause"  # in words
+CAUSE_RUN_TAG = "kafka_liveness/cause_run"  # the 8 digits of the first run that it is about
 FENCED_TAG = "kafka_liveness/fenced"
 LEFT_TAG = "kafka_liveness/left"  # its consumer was closed: that is how every run ends
 WAITS_TAG = "kafka_liveness/waits_for"
@@ -99,19 +100,19 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         None if remaining is None else now_ms() + round(remaining * 1000),
         context.log,
         is_step=_is_step(context),
-        tell=lambda why: tell(context.instance, run.run_id, {_tag_of(why): why}),
+        tell=lambda why: tell(context.instance, run.run_id, {_tag_of(why): why.encode()}),
         worked=lambda: _tell_work(context.instance, run.run_id),
         catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
     )
 
 
-def why_away(run: dg.DagsterRun) -> str:
-    """Why it left its group, or after which leave it is back; empty while it never left."""
-    return run.tags.get(LEFT_TAG) or run.tags.get(FENCED_TAG, "")
+def why_away(run: dg.DagsterRun) -> Away | None:
+    """Why it left its group, or after which leave it is back; None while it never left."""
+    return Away.decode(run.tags.get(LEFT_TAG) or run.tags.get(FENCED_TAG, ""))
 
 
-def _tag_of(why: str) -> str:
-    return LEFT_TAG if why == FenceReason.CLOSED.value else FENCED_TAG
+def _tag_of(why: Away) -> str:
+    return LEFT_TAG if why.reason is FenceReason.CLOSED else FENCED_TAG
 
 
 def _tell_work(instance: dg.DagsterInstance, run_id: str) -> None:

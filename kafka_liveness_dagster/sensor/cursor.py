@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ValidationError, model_validator
+
+from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.ghosts import Absence
-from kafka_liveness_dagster.core.watch import MAX_ABSENT, GroupState, Memory
+from kafka_liveness_dagster.core.group_snapshot import GroupState  # noqa: TC001 - pydantic reads it
+from kafka_liveness_dagster.core.run_marks import is_run_mark
+from kafka_liveness_dagster.core.watch import MAX_ABSENT, Memory, Remembered
 
-_LETTERS = 9  # of a departure: the run's 8, and how it left
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FIRST_REASONS = (  # in the order of the first versions, which stored the place of a reason in it
+    "graceful",
+    "canceled",
+    "poll-timeout",
+    "crashed",
+    "silent",
+    "lost",
+    "static",
+    "out-of-time",
+    "replaced",
+    "unexplained",
+    "unknown",
+    "elsewhere",
+)
+
+
+class _FirstForm(BaseModel):
+    """Where the first versions kept what has fields of its own today.
+
+    Attributes:
+        members: key -> name; of another Dagster instance's run with a star behind it.
+        told: departures, each the 8 digits of its run and the place of its reason.
+    """
+
+    members: dict[str, str] = {}
+    told: str = ""
+
+    def today(self) -> dict[str, dict[str, str]]:
+        """Those that are there, in today's fields."""
+        fields: dict[str, dict[str, str]] = {}
+        for key, name in self.members.items():
+            run = name.removesuffix("*")
+            kind = "foreign" if not is_run_mark(run) else "elsewhere" if name != run else "runs"
+            fields.setdefault(kind, {})[key] = name if kind == "foreign" else run
+        departures = [(self.told[at : at + 8], self.told[at + 8 : at + 9]) for at in range(0, len(self.told), 9)]
+        for place, code in enumerate(_FIRST_REASONS):
+            if runs := [run for run, letter in departures if letter == f"{place:x}"]:
+                fields.setdefault("left", {})[code] = " ".join(runs)
+        return fields
 
 
 class GroupCursor(BaseModel, frozen=True):
-    """Stored with every tick, so it stays below 2 kB.
+    """Stored with every tick, so it stays at about 2 kB.
 
     Attributes:
         observed_at: when the group was last observed on its topic asset, seconds since the epoch.
@@ -21,7 +67,10 @@ class GroupCursor(BaseModel, frozen=True):
         checked_at: when, seconds since the epoch.
         judged_of: the number of the last materialization before that.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
-        told: its departures, without anything between them.
+        runs: names of its members by their keys, and so are the next two.
+        elsewhere: those that are runs of another Dagster instance.
+        foreign: those that are no runs.
+        left: departures that were told: the runs of each reason, by its code, with blanks between them.
     """
 
     observed_at: float = 0.0
@@ -31,8 +80,10 @@ class GroupCursor(BaseModel, frozen=True):
     checked_at: float = 0.0
     judged_of: int = 0
     state: GroupState | None = None
-    members: dict[str, str] = {}
-    told: str = ""
+    runs: dict[str, str] = {}
+    elsewhere: dict[str, str] = {}
+    foreign: dict[str, str] = {}
+    left: dict[str, str] = {}
     dealt: str = ""
     rebalancing_since: float | None = None
     absent: dict[str, tuple[int, int, int | None, bool]] = {}
@@ -44,10 +95,25 @@ class GroupCursor(BaseModel, frozen=True):
         """What ``core.watch`` left behind, None before the first look."""
         if self.state is None:
             return None
-        told = tuple(self.told[at : at + _LETTERS] for at in range(0, len(self.told), _LETTERS))
-        absent = {run: Absence(*one) for run, one in self.absent.items()}
-        seen = (self.state, self.members, told, self.dealt, self.rebalancing_since)
-        return Memory(*seen, absent, self.forgotten, self.looked_at)
+        return Memory(
+            self.state,
+            {
+                **{key: Remembered(name) for key, name in self.runs.items()},
+                **{key: Remembered(name, is_elsewhere=True) for key, name in self.elsewhere.items()},
+                **{key: Remembered(name, is_foreign=True) for key, name in self.foreign.items()},
+            },
+            {
+                run: reason
+                for code, runs in self.left.items()
+                if (reason := LeaveReason.of_code(code)) is not None
+                for run in runs.split()
+            },
+            self.dealt,
+            self.rebalancing_since,
+            {run: Absence(*one) for run, one in self.absent.items()},
+            self.forgotten,
+            self.looked_at,
+        )
 
     @classmethod
     def of(
@@ -70,14 +136,22 @@ class GroupCursor(BaseModel, frozen=True):
             checked_at=checked_at,
             judged_of=judged_of,
             state=memory.state,
-            members=dict(memory.members),
-            told="".join(memory.told),
+            runs=_names(memory),
+            elsewhere=_names(memory, is_elsewhere=True),
+            foreign=_names(memory, is_foreign=True),
+            left=_by_code(memory.told),
             dealt=memory.dealt,
             rebalancing_since=memory.rebalancing_since,
             absent=dict(list(map(_absence, memory.absent.items()))[-MAX_ABSENT:]),  # the oldest are the last
             forgotten=memory.forgotten,
             looked_at=round(memory.looked_at),
         )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_first_versions(cls, cursor: Any) -> Any:
+        """What was told before an upgrade is not told again."""
+        return cursor | _FirstForm.model_validate(cursor).today() if isinstance(cursor, dict) else cursor
 
     @classmethod
     def decode(cls, cursor: str | None) -> GroupCursor:
@@ -95,3 +169,15 @@ class GroupCursor(BaseModel, frozen=True):
 def _absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, int | None, bool]]:
     run, one = found
     return run, (int(one.since), int(one.heard), one.beat, one.told)
+
+
+def _names(memory: Memory, *, is_elsewhere: bool = False, is_foreign: bool = False) -> dict[str, str]:
+    """The members of one kind."""
+    kind = (is_elsewhere, is_foreign)
+    return {key: one.name for key, one in memory.members.items() if (one.is_elsewhere, one.is_foreign) == kind}
+
+
+def _by_code(told: Mapping[str, LeaveReason]) -> dict[str, str]:
+    """The runs that left for each reason."""
+    reasons = dict.fromkeys(told.values())
+    return {reason.code: " ".join(run for run, why in told.items() if why is reason) for reason in reasons}

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.core.membership import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
-from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity, check_target
 from kafka_liveness_dagster.kafka.witness import believed
 from kafka_liveness_dagster.runs.tags import lane_tags, unfinished

@@ -11,7 +11,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.metadata import group_metadata
-from kafka_liveness_dagster.runs.tags import CAUSE_TAG
+from kafka_liveness_dagster.runs.tags import CAUSE_RUN_TAG, CAUSE_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,8 +80,8 @@ def range_observation(asset: dg.AssetKey, group_id: str, key: str, look: GroupLo
     owed = range_of(key)
     seen = look.partitions[owed.topic_partition]
     finder = look.run(seen.mark.run if seen.mark else None)
-    cause = finder.tags.get(CAUSE_TAG, "") if finder else ""
-    crashed = look.run(cause.partition(" ")[2][:8]) if cause.startswith("run ") else None
+    tags = finder.tags if finder else {}
+    cause, crashed = tags.get(CAUSE_TAG, ""), look.run(tags.get(CAUSE_RUN_TAG))
     return dg.AssetObservation(
         asset,
         partition=key,

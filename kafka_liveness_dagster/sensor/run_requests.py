@@ -13,7 +13,14 @@ import dagster as dg
 from kafka_liveness_dagster.core.membership import MAX_BACKOFF_SECONDS, RunFate, restart_delay_seconds, wants_live_run
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.metadata import told
-from kafka_liveness_dagster.runs.tags import CAUSE_TAG, PARTITION_TAG, has_committed, lane_tags, unfinished
+from kafka_liveness_dagster.runs.tags import (
+    CAUSE_RUN_TAG,
+    CAUSE_TAG,
+    PARTITION_TAG,
+    has_committed,
+    lane_tags,
+    unfinished,
+)
 from kafka_liveness_dagster.sensor.runs_seen import fate
 
 if TYPE_CHECKING:
@@ -55,6 +62,8 @@ class RunRequests:
         wanted = wants_live_run(seen.partitions, seen.left, in_progress=in_progress, max_live_runs=self.max_live_runs)
         if wanted and not delayed:
             tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or "lag"}
+            if causes := [gone.run for gone in seen.left if not gone.reason.in_good_order]:
+                tags[CAUSE_RUN_TAG] = causes[0]
             return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
         lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
         why = "nothing to read"

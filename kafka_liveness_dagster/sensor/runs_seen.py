@@ -17,7 +17,7 @@ from kafka_liveness_dagster.runs.tags import AWAY_TAG, LANE_TAG, sign_of, why_aw
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kafka_liveness_dagster.core.watch import GroupSnapshot, MemberSeen
+    from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, MemberSeen
     from kafka_liveness_dagster.kafka.answers import GroupMember
 
 
@@ -69,7 +69,7 @@ def asked_again(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iter
     Dagster is asked last: a run that left between the two looks said why before it left, and a process that is gone
     may have ended its run before it went.
     """
-    members, now = {member.name for member in seen.known}, time.time()
+    members, now = seen.listed, time.time()
     known = {**seen.runs, **seen.catch_up}
     away: dict[str, str] = {}
     for record in records:
@@ -82,7 +82,7 @@ def asked_again(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iter
             away[run.run_id] = mark
     for run in instance.get_runs(dg.RunsFilter(run_ids=list(away))) if away else []:
         mark = away.pop(run.run_id)
-        one = replace(known[mark], fenced=why_away(run))
+        one = replace(known[mark], away=why_away(run))
         if run.is_finished:  # since the first look: it is no departure yet, unless it was killed
             killed = one.process is Word.GONE and run.status is dg.DagsterRunStatus.FAILURE
             one = replace(one, process=Word.UNKNOWN, fate=RunFate.FAILED if killed else one.fate)

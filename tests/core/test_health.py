@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.core.health import Gravity, crash_lag_age, exact, group_alive, lag_below, retention
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.processes import Word
-from kafka_liveness_dagster.core.watch import GroupSnapshot, GroupState, MemberSeen
 
 RUN, OLDER = "0badcafe", "01dbeef0"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
 AT_WORK, DONE, FAILED = Run(RunFate.IN_PROGRESS, started=True), Run(RunFate.SUCCEEDED), Run(RunFate.FAILED)
-TIMED_OUT = Run(RunFate.IN_PROGRESS, FenceReason.POLL_TIMEOUT.value, started=True)
+TIMED_OUT = Run(RunFate.IN_PROGRESS, Away(FenceReason.POLL_TIMEOUT), started=True)
 DEAD = Run(RunFate.IN_PROGRESS, started=True, process=Word.GONE)
 FROZEN = AT_WORK
 MEMBER, STATIC = MemberSeen("m-1", RUN, (P0,)), MemberSeen("m-1", OLDER, (P0,), is_static=True)

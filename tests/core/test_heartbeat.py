@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.core.heartbeat import (
+    Away,
+    FenceReason,
+    PollTimer,
+    RunState,
+    Surroundings,
+    reason_to_fence,
+)
 
 PROCESS_MS = 60_000
 LATE = PROCESS_MS
@@ -155,3 +162,36 @@ def test_a_step_ends_with_its_run_worker(run, reason):
 def test_a_batch_has_the_process_timeout_or_what_is_left_of_the_run(run_ends_at_ms, now_ms, left_ms):
     """Asked at every poll: the run's remaining budget always caps a batch's."""
     assert PollTimer(60_000, 0, run_ends_at_ms).left_ms(now_ms) == left_ms
+
+
+FIRST_SENTENCES = {
+    "poll-timeout": "the batch took longer than its process timeout",
+    "partitions-lost": "the group took this member for dead and gave its partitions to others",
+    "replaced": "another consumer uses the same group.instance.id",
+    "run-budget-spent": "nothing is left of the run's dagster/max_runtime",
+    "run-canceled": "the Dagster run was canceled",
+    "run-ended": "the Dagster run is no longer in progress",
+    "orphaned": "the run worker that started this step is gone",
+    "closed": "the consumer was closed",
+}
+
+
+def test_the_codes_of_the_reasons_stay():
+    """Tags hold them: another version reads what this one wrote."""
+    assert [reason.code for reason in FenceReason] == list(FIRST_SENTENCES)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("reason", FenceReason)
+def test_a_tag_is_read_as_it_was_written(reason, is_back):
+    """By this version in codes, by the first ones in sentences: a run of theirs may outlive an upgrade."""
+    away = Away(reason, is_back)
+    assert away.encode() == reason.code + " back" * is_back
+    assert Away.decode(away.encode()) == away
+    assert Away.decode("a member again after: " * is_back + FIRST_SENTENCES[reason.code]) == away
+
+
+@pytest.mark.parametrize("text", ["", "abducted", "poll-timeout for ever", "poll-timeout  back", "back"])
+def test_a_tag_of_a_later_version_says_nothing(text):
+    """It is as if the run had not said why."""
+    assert Away.decode(text) is None

@@ -6,7 +6,7 @@ import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.membership import (
     Expiry,
     PartitionSnapshot,
@@ -27,9 +27,9 @@ def snapshot(tp=P0, committed=70, mark=Mark.RUNNING, run=RUN, log_end=120, outst
     return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, outstanding)
 
 
-TIMED_OUT, OTHERS = FenceReason.POLL_TIMEOUT.value, FenceReason.PARTITIONS_LOST.value
-CLOSED, SPENT = FenceReason.CLOSED.value, FenceReason.RUN_BUDGET_SPENT.value
-BACK = f"{BACK_AFTER}{TIMED_OUT}"
+TIMED_OUT, OTHERS = Away(FenceReason.POLL_TIMEOUT), Away(FenceReason.PARTITIONS_LOST)
+CLOSED, SPENT = Away(FenceReason.CLOSED), Away(FenceReason.RUN_BUDGET_SPENT)
+BACK = Away(FenceReason.POLL_TIMEOUT, is_back=True)
 STATIC, DYNAMIC = True, False
 AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
 

@@ -18,11 +18,12 @@ from kafka_liveness_dagster.core.events import (
     RebalanceCompleted,
     RebalanceStarted,
 )
-from kafka_liveness_dagster.core.heartbeat import BACK_AFTER, FenceReason
+from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.processes import Word
-from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, GroupSnapshot, GroupState, MemberSeen, changes
+from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, changes
 
 RUN, OTHER = "0badcafe", "0000beef"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -85,7 +86,7 @@ def test_a_repeated_look_tells_the_same_again():
         pytest.param(RELEASED, Run(RunFate.CANCELED), LeaveReason.CANCELED, id="canceled"),
         pytest.param(
             AT_FIRST.partitions,
-            replace(AT_WORK, fenced=FenceReason.POLL_TIMEOUT.value),
+            replace(AT_WORK, away=Away(FenceReason.POLL_TIMEOUT)),
             LeaveReason.POLL_TIMEOUT,
             id="poll timeout",
         ),
@@ -152,13 +153,13 @@ def test_a_run_of_another_dagster_instance_is_told_as_that():
         pytest.param(Run(RunFate.CANCELING), False, LeaveReason.CANCELED, id="about to be canceled"),
         pytest.param(AT_WORK, False, LeaveReason.SILENT, id="SIGSTOP: it says nothing"),
         pytest.param(
-            replace(AT_WORK, fenced=FenceReason.CLOSED.value), False, LeaveReason.GRACEFUL, id="done, its run goes on"
+            replace(AT_WORK, away=Away(FenceReason.CLOSED)), False, LeaveReason.GRACEFUL, id="done, its run goes on"
         ),
         pytest.param(
-            replace(AT_WORK, fenced=FenceReason.POLL_TIMEOUT.value), False, LeaveReason.POLL_TIMEOUT, id="poll timeout"
+            replace(AT_WORK, away=Away(FenceReason.POLL_TIMEOUT)), False, LeaveReason.POLL_TIMEOUT, id="poll timeout"
         ),
         pytest.param(
-            replace(AT_WORK, fenced=f"{BACK_AFTER}{FenceReason.POLL_TIMEOUT.value}"),
+            replace(AT_WORK, away=Away(FenceReason.POLL_TIMEOUT, is_back=True)),
             True,
             LeaveReason.POLL_TIMEOUT,
             id="poll timeout, and back at once",
@@ -201,6 +202,14 @@ def test_foreign_members_are_named_as_such():
     assert joined == [MemberJoined(java.name, (P1,), is_foreign=True), RebalanceCompleted(2, None)]
     assert left == [MemberLeft(java.name, LeaveReason.UNKNOWN, ()), RebalanceCompleted(1, None)]
     assert str(joined[0]) == "foreign member java-1 at 10.0.0.7 joined with orders:1"
+
+
+@pytest.mark.parametrize("name", ["consumer-orders-etl-prod-", "0badcafe", "mirror*"])
+def test_a_foreign_member_is_one_whatever_it_is_called(name):
+    """A client id may be long, look like a run's digits, or end in a star."""
+    java = member(name, "j-1", (P1,), is_foreign=True)
+    both = group(member(partitions=(P0,)), java, commits=[commit(P0)])
+    assert told(both, AT_FIRST)[1][0] == MemberLeft(name, LeaveReason.UNKNOWN, ())
 
 
 def test_a_rebalance_that_is_seen_has_a_beginning_an_end_and_a_length():
