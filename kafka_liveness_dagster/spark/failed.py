@@ -8,33 +8,56 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from pyspark.errors import PythonException
+from pyspark.errors import PySparkException, PythonException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
 from kafka_liveness_dagster.spark.inside import stray
 
 if TYPE_CHECKING:
-    from pyspark.errors import PySparkException
+    from collections.abc import Iterator
 
 
-CUTS_A_FILE = "where some, but not all, rows match"
-_CONFLICTS = (
-    "Found conflicting",  # "… files", "… deleted files": somebody wrote to the ranges after our snapshot
-    "Found new conflicting",
-    "Missing required files to delete",
-    "Cannot determine history",  # our snapshot was expired meanwhile
-    "AlreadyExistsException",  # the table, made by somebody else since we looked
-    "CommitFailedException",  # lost every race for the table's metadata pointer
-)
-CATALOG = "UncheckedSQLException"  # its database is held by others, or two made the same namespace at once
+class Why(Enum):
+    """Why a commit was refused that may be tried again."""
+
+    WRITER = "a second writer of the same offsets"
+    CATALOG = "what holds the catalog's database"  # or two made the same namespace at once
+    CUTS_A_FILE = "files that hold more than the batch"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A commit that was refused: why, and in Spark's words."""
+
+    why: Why
+    message: str
+
+
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 _MADE_MEANWHILE = ("TABLE_OR_VIEW_ALREADY_EXISTS", "FIELD_ALREADY_EXISTS", "SCHEMA_NOT_FOUND")  # or gone: a namespace
+_OF_ICEBERG = (  # which has no conditions: the class of an exception, how its message begins, and what it means
+    ("ValidationException", "Cannot delete file where some, but not all, rows match", Why.CUTS_A_FILE),
+    ("ValidationException", "Found conflicting", Why.WRITER),  # "… files", "… deleted files": written to since
+    ("ValidationException", "Found new conflicting", Why.WRITER),
+    ("ValidationException", "Missing required files to delete", Why.WRITER),
+    ("ValidationException", "Cannot determine history", Why.WRITER),  # our snapshot was expired meanwhile
+    ("AlreadyExistsException", "", Why.WRITER),  # the table, made by somebody else since we looked
+    ("CommitFailedException", "", Why.WRITER),  # lost every race for the table's metadata pointer
+    ("UncheckedSQLException", "", Why.CATALOG),
+)
 _LONGEST = 300
 _TASK = re.compile(r"^Job aborted.*?Lost task .*?\): ", re.DOTALL)
 _STACK = "\n\nJVM stacktrace:"
+_CONVERTS = re.compile(r"^\tat [\w.$]*\bKafkaRecordToRowConverter\b", re.MULTILINE)
+_RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
+    r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )(?P<kind>[\w.$]+)(?:\) |: )(?P<said>.*)",
+    re.MULTILINE,
+)
 
 
 def in_short(error: PySparkException) -> str:
@@ -46,14 +69,23 @@ def in_short(error: PySparkException) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
+def is_cancelled(error: BaseException | None) -> bool:
+    """Whether Spark was told to stop."""
+    return isinstance(error, PySparkException) and error.getCondition() == "OPERATION_CANCELED"
+
+
 def is_the_servers(error: PySparkException) -> bool:
     """Whether Spark did not fail at this work but is away, or was told to stop: whoever watches the job names it."""
-    return type(error) is SparkConnectGrpcException or "OPERATION_CANCELED" in str(error)
+    return type(error) is SparkConnectGrpcException or is_cancelled(error)
 
 
 def is_timestamp(error: PySparkException) -> bool:
-    """Whether a record's timestamp is beyond what Spark holds: its Kafka source fails whatever is asked of it."""
-    return "long overflow" in str(error) and "KafkaRecordToRowConverter" in str(error)
+    """Whether a record's timestamp is beyond what Spark holds: its Kafka source fails whatever is asked of it.
+
+    The exception is Java's own and has no condition; where it was raised stands in its stack alone.
+    """
+    overflowed = ("java.lang.ArithmeticException", "long overflow") in _raised(error)
+    return overflowed and bool(_CONVERTS.search(str(error)))
 
 
 def is_missing(error: PySparkException, table: str) -> bool:
@@ -61,20 +93,26 @@ def is_missing(error: PySparkException, table: str) -> bool:
     return error.getCondition() == NOT_FOUND and (error.getMessageParameters() or {}).get("relationName") == table
 
 
-def refusal(error: PySparkException, table: str, quoted: str) -> str | None:
+def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
     """Why Iceberg refused the commit, when beginning again can help; None when it cannot.
 
     Raises:
         RowsOutsideBatchError: a row is not of its batch.
     """
-    message, condition = str(error), error.getCondition()
-    if is_missing(error, quoted):
-        return message  # dropped under the batch: the next attempt says so, or makes it
-    if condition in _MADE_MEANWHILE:
-        return message
-    if row := stray(message):
+    if is_missing(error, quoted) or error.getCondition() in _MADE_MEANWHILE:
+        return Refusal(Why.WRITER, str(error))  # dropped under the batch: the next attempt says so, or makes it
+    if row := stray(error):
         raise RowsOutsideBatchError(
             f"the transform gave a row of {row}, which is not in the batch written to {table}: nothing was "
             "written; keep topic, partition and offset as they are in the batch"
         ) from error
-    return message if any(sign in message for sign in (CUTS_A_FILE, CATALOG, *_CONFLICTS)) else None
+    for kind, said in _raised(error):
+        for of_iceberg, beginning, why in _OF_ICEBERG:
+            if kind.rpartition(".")[2] == of_iceberg and said.startswith(beginning):
+                return Refusal(why, str(error))
+    return None
+
+
+def _raised(error: PySparkException) -> Iterator[tuple[str, str]]:
+    """The exceptions of the server's that have no condition: the class of each, and the first line of its message."""
+    return ((found["kind"], found["said"]) for found in _RAISED.finditer(str(error)))

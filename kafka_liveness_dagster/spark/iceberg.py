@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from kafka_liveness_dagster.failpoints import Failpoint, reach
 from kafka_liveness_dagster.spark import schema
 from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
-from kafka_liveness_dagster.spark.failed import CATALOG, CUTS_A_FILE, in_short, is_the_servers, refusal
+from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
 from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
 from kafka_liveness_dagster.spark.inside import inside
 from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
@@ -122,7 +122,7 @@ class TableWrite:
 
     def finish(self, execute: Callable[[], int]) -> Written:
         """Have it executed, and begin again as long as others were quicker; raises what ``write`` raises."""
-        started, problem = time.monotonic(), ""
+        started, problem = time.monotonic(), Refusal(Why.WRITER, "")
         for attempt in range(1, self.max_attempts + 1):
             try:
                 rows = execute() if attempt == 1 else self._attempt()()
@@ -134,16 +134,16 @@ class TableWrite:
                     self.may_go_on()  # who was cancelled, or is fenced, failed because of that
                     raise self._failed(error) from error
                 problem = refused
-                self._rewrite = self._rewrite or CUTS_A_FILE in problem
+                self._rewrite = self._rewrite or problem.why is Why.CUTS_A_FILE
                 self.table.refresh(self.session)
                 continue
             if self.ledger is not None:
                 self.ledger.landed(self.ranges)
             return Written(rows, attempt, self._rewrite)
-        cause = "what holds the catalog's database" if CATALOG in problem else "a second writer of the same offsets"
+        cause = (Why.CATALOG if problem.why is Why.CATALOG else Why.WRITER).value
         raise WriteConflictError(
             f"{names(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
-            f"{time.monotonic() - started:.0f} s ({problem[:300]}): nothing was written; look for {cause}"
+            f"{time.monotonic() - started:.0f} s ({problem.message[:300]}): nothing was written; look for {cause}"
         )
 
     def _attempt(self) -> Callable[[], int]:

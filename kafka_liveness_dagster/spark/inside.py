@@ -1,11 +1,6 @@
 """Does every row belong to its batch? A row that does not would survive every replay, so it is never written.
 
 Adds a condition to the frame; Spark looks while it writes, and no row passes through this process.
-
->>> stray("… kafka-liveness: outside of the batch: orders:3:100 SQLSTATE …")
-'orders:3:100'
->>> stray("disk full")
-''
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ from kafka_liveness_dagster.spark.ranges import fit_for_sql, layers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -62,6 +58,13 @@ def _array(by_partition: Mapping[int, int]) -> str:
     return f"array({', '.join('NULL' if number is None else f'{number}L' for number in numbers)})"
 
 
-def stray(message: str) -> str:
-    """The row at which a frame failed, as ``topic:partition:offset``; empty when the error is another one."""
-    return message.partition(OUTSIDE)[2].partition(" ")[0]
+def stray(error: PySparkException) -> str:
+    """The row at which a frame failed, as ``topic:partition:offset``; empty when the error is another one.
+
+    Spark gives what was raised in a field. Its text is no place to look: an error of any kind may show the plan, in
+    which the message that a row would have stands too.
+    """
+    if error.getCondition() != "USER_RAISED_EXCEPTION":
+        return ""
+    said = (error.getMessageParameters() or {}).get("errorMessage", "")
+    return said.removeprefix(OUTSIDE) if said.startswith(OUTSIDE) else ""

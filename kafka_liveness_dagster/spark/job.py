@@ -11,10 +11,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from grpc import StatusCode
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkUnreachableError
+from kafka_liveness_dagster.spark.failed import is_cancelled
 from kafka_liveness_dagster.spark.line import line_of
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ class SparkJob:
         self._session.removeProgressHandler(self._progressed)
         self._session.removeTag(self.tag)
         self._ended.set()
-        if isinstance(error, PySparkException) and "OPERATION_CANCELED" in str(error):
+        if is_cancelled(error):
             raise SparkCancelledError(
                 "Spark operation was cancelled"
                 + ("" if self._cancelled.is_set() else " by somebody else, not by this process")
@@ -133,7 +135,7 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        if type(error) is SparkConnectGrpcException and "StatusCode.UNAVAILABLE" in str(error):
+        if isinstance(error, SparkConnectGrpcException) and error.getGrpcStatusCode() is StatusCode.UNAVAILABLE:
             raise SparkUnreachableError(
                 f"Spark at {line_of(self._session).address} was lost in the middle of a batch, and not found again in "
                 "half a minute of trying: nothing was committed, and the batch comes again; look at the server's log"

@@ -165,7 +165,7 @@ class SinkWrite:
         try:
             rows = execute()
         except PySparkException as error:
-            if row := stray(str(error)):
+            if row := stray(error):
                 raise RowsOutsideBatchError(
                     f"the transform gave a row of {row}, which is not in the batch {names(self.ranges)} for "
                     f"{name_of_sink(self.sink)}: keep topic, partition and offset as they are in the batch"

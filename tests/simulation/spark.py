@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
 _CANCELS = 0.7
 _SLOW_LOOK_SECONDS = 5.0
-_CONFLICT = "org.apache.iceberg.exceptions.ValidationException: Found conflicting files"
+_CONFLICT = "(org.apache.iceberg.exceptions.ValidationException) Found conflicting files"
 
 
 class SparkError(PySparkException):
     """As Spark Connect raises it."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, condition: str | None = None) -> None:
         super().__init__(message)
+        self._condition = condition
 
     def getCondition(self) -> str | None:  # noqa: N802 - pyspark's name
-        """No error class."""
-        return None
+        """What its kind is called, if it has a name."""
+        return self._condition
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -158,7 +159,7 @@ def overwrite(
     if write.landed:
         return
     if write.cancelled:
-        raise SparkError("[OPERATION_CANCELED] Operation was canceled")
+        raise SparkError("[OPERATION_CANCELED] Operation was canceled", "OPERATION_CANCELED")
     process.spark_failed = process.spark_failed or fails
     process.held_up_at = clock.now
     world.note("write refused", process.name)

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
+from pyspark.errors import AnalysisException
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError
 from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.inside import OUTSIDE
 from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.source import read
@@ -222,6 +224,17 @@ def test_delta_refuses_who_began_before_another_committed(delta, services, make_
         assert next(calls) == 5, "it was refused once"
         once = [(0, n, 0, "first", None) for n in range(9)]
         assert delta.rows() == once + expected("second", 9, 20, 0) + expected("before", 0, 3)
+
+
+def test_a_table_that_a_sink_misses_is_no_row_of_another_batch(spark, table):
+    """Spark's complaint shows the whole plan, and the message that such a row would have is part of it."""
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND") as told:
+        replace(
+            lambda replacement: replacement.rows.writeTo(table).append(),
+            [orders(70, 100)],
+            lambda: lines(spark, orders(70, 100), by="nobody"),
+        )
+    assert OUTSIDE in str(told.value)
 
 
 def test_rows_without_their_offsets_never_reach_a_sink(spark):

@@ -1,0 +1,93 @@
+"""What an error of Spark's means: its condition and its parameters say it, not what else stands in its text."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors.exceptions.connect import (
+    AnalysisException,
+    SparkConnectGrpcException,
+    SparkRuntimeException,
+    UnknownException,
+)
+
+from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
+from kafka_liveness_dagster.spark.failed import Why, is_cancelled, is_the_servers, refusal
+from kafka_liveness_dagster.spark.inside import OUTSIDE, stray
+
+PLAN = f"+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat({OUTSIDE}, …"
+ICEBERG = "org.apache.iceberg.exceptions"
+CAUSE = "x.SparkException\n\tat f(g:1)\nCaused by: "
+CONFLICT = f"({ICEBERG}.ValidationException) Found conflicting files that can contain records matching …: […]"
+
+
+def unknown(message, stack=""):
+    """An exception that Spark Connect has no class of its own for."""
+    return UnknownException(message, server_stacktrace=stack or None, display_server_stacktrace=bool(stack))
+
+
+def raised(text, condition="USER_RAISED_EXCEPTION"):
+    """What ``raise_error`` gives."""
+    parameters = {"errorMessage": text}
+    return SparkRuntimeException(f"[{condition}] {text} SQLSTATE: P0001", condition, parameters)
+
+
+@pytest.mark.parametrize("condition", ["TABLE_OR_VIEW_NOT_FOUND", "UNRESOLVED_COLUMN.WITH_SUGGESTION"])
+def test_the_plan_that_an_error_shows_is_no_row(condition):
+    """Spark prints the plan behind what is missing, and the condition on rows is part of it."""
+    error = AnalysisException(f"[{condition}] …;\n{PLAN}", condition, {"relationName": "`lake`.`shop`.`customers`"})
+    assert stray(error) == ""
+    assert refusal(error, "lake.shop.orders", "`lake`.`shop`.`orders`") is None
+
+
+def test_a_row_outside_of_its_batch_is_named():
+    """By the message that we gave Spark, and nobody else's."""
+    assert stray(raised(f"{OUTSIDE}orders:3:100")) == "orders:3:100"
+    assert stray(raised("no price")) == ""
+    assert stray(raised(f"{OUTSIDE}orders:3:100", "OTHER")) == ""
+    with pytest.raises(RowsOutsideBatchError, match="orders:3:100, which is not in the batch"):
+        refusal(raised(f"{OUTSIDE}orders:3:100"), "lake.shop.orders", "`lake`.`shop`.`orders`")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        pytest.param(unknown(CONFLICT), Why.WRITER, id="as Spark Connect passes Iceberg's on"),
+        pytest.param(
+            unknown(
+                unknown("Writing job aborted", CAUSE + CONFLICT[1:].replace(")", ":", 1)),
+            ),
+            Why.WRITER,
+            id="as a cause",
+        ),
+        pytest.param(unknown(f"({ICEBERG}.AlreadyExistsException) Table already exists: a.b"), Why.WRITER, id="made"),
+        pytest.param(unknown(f"({ICEBERG}.CommitFailedException) Cannot commit"), Why.WRITER, id="lost every race"),
+        pytest.param(
+            unknown(f"({ICEBERG}.ValidationException) Cannot delete file where some, but not all, rows match filter …"),
+            Why.CUTS_A_FILE,
+            id="cuts a file",
+        ),
+        pytest.param(
+            unknown("(org.apache.iceberg.jdbc.UncheckedSQLException) Failed to get table"), Why.CATALOG, id="catalog"
+        ),
+        pytest.param(raised("Found conflicting prices"), None, id="the transform's own words"),
+        pytest.param(raised(CONFLICT), None, id="the transform's own words, which look like Iceberg's"),
+        pytest.param(unknown(f"({ICEBERG}.ValidationException) Invalid partition spec"), None, id="another refusal"),
+        pytest.param(unknown("(x.MyException) CommitFailedException happened"), None, id="somebody else's exception"),
+    ],
+)
+def test_what_iceberg_refuses_can_be_tried_again(error, why):
+    """Its exceptions have no conditions: their classes and the beginnings of their messages are what there is."""
+    found = refusal(error, "lake.shop.orders", "`lake`.`shop`.`orders`")
+    assert (found and found.why) == why
+
+
+def test_a_cancelled_operation_is_known_by_its_condition():
+    """Its name in the text of another error is nothing."""
+    cancelled = unknown("(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled.")
+    cancelled._errorClass = "OPERATION_CANCELED"
+    assert is_cancelled(cancelled)
+    assert is_the_servers(cancelled)
+    mine = raised("order 7 is OPERATION_CANCELED")
+    assert not is_cancelled(mine)
+    assert not is_the_servers(mine)
+    assert is_the_servers(SparkConnectGrpcException("gone"))
