@@ -53,9 +53,7 @@ def test_a_row_outside_of_its_batch_is_named():
     [
         pytest.param(unknown(CONFLICT), Why.WRITER, id="as Spark Connect passes Iceberg's on"),
         pytest.param(
-            unknown(
-                unknown("Writing job aborted", CAUSE + CONFLICT[1:].replace(")", ":", 1)),
-            ),
+            unknown("Writing job aborted", CAUSE + CONFLICT[1:].replace(")", ":", 1)),
             Why.WRITER,
             id="as a cause",
         ),
