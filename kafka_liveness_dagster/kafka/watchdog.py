@@ -208,7 +208,7 @@ class Watchdog:
                 return
             self._reason, leave = reason, self._leave  # first the fence, then everything that takes time
         self._news.set()
-        log.warning("fenced: %s", reason.value)
+        log.warning("fenced: %s", reason.value, extra={"fence": reason})
         self._cancel(self._cancels)
         try:
             leave(reason)

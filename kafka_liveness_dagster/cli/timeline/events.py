@@ -1,7 +1,8 @@
 """What happened, and when? The closed set of events of a timeline, and how they are read from a client's log.
 
-librdkafka's own threads write a line for each request they send, whatever the op is doing. The op and the watchdog
-write theirs in the same form, so that one stream holds it all in order. Never looks at a clock.
+librdkafka's own threads write a line for each request they send, whatever the op is doing: in words, which is all
+there is. What the op and the watchdog do is written in the same form, by codes, so that one stream holds it all in
+order. Never looks at a clock.
 
 >>> log = ClientLog()
 >>> log.read("%7|1795266881.120|SEND|etl#consumer-8| [thrd:GroupCoordinator]: …: Sent LeaveGroupRequest (v1, …)")
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
+from kafka_liveness_dagster.core.codes import Coded
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
@@ -25,14 +26,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DEBUG = "protocol,cgrp"  # what librdkafka must be told for `ClientLog`; cgrp tells KIP-848's heartbeats apart
-LOG_FORMAT = "%%4|%(created).3f|LOG|%(threadName)s| %(message)s"
-_WATCHDOG, _FENCED = "kafka-liveness-watchdog", "fenced: "
 _LINE = re.compile(r"%\d\|(?P<at>\d+\.\d+)\|(?P<facility>\w+)\|(?P<source>[^|]*)\| ?(?P<text>.*)")
 _SENT = re.compile(r": Sent (\w+)Request ")
 _EPOCH = re.compile(r"ConsumerGroupHeartbeat of member id .* generation id (-?\d+)")
 
 
-class What(Enum):
+class What(Coded):
     """Everything a timeline tells; the value is what people read."""
 
     CONSUMER_MADE = "consumer made"
@@ -99,19 +98,20 @@ class Telling:
 
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` makes the same telling of."""
-        events = [{"at": e.at, "who": e.what.who, "what": e.what.value, "detail": e.detail} for e in self.events]
+        events = [{"at": e.at, "who": e.what.who, "what": e.what.code, "detail": e.detail} for e in self.events]
         return {"scene": asdict(self.scene), "events": events}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
         """The telling that was written."""
-        events = (Event(e["at"], What(e["what"]), e["detail"]) for e in told["events"])
-        return cls(Scene(**told["scene"]), tuple(events))
+        known = ((e, What.of_code(e["what"])) for e in told["events"])
+        events = tuple(Event(e["at"], what, e["detail"]) for e, what in known if what is not None)
+        return cls(Scene(**told["scene"]), events)
 
 
 def line_of_op(at: float, what: What, detail: str) -> str:
-    """How the op writes an event, in librdkafka's own form."""
-    return f"%6|{at:.3f}|OP|{what.value}| {detail}"
+    """How the op's process writes an event, in librdkafka's own form."""
+    return f"%6|{at:.3f}|OP|{what.code}| {detail}"
 
 
 class ClientLog:
@@ -130,10 +130,8 @@ class ClientLog:
             return None
         at, facility, source, text = float(found["at"]), found["facility"], found["source"], found["text"]
         if facility == "OP":
-            return Event(at, What(source), text)
-        if facility == "LOG":
-            fenced = source == _WATCHDOG and text.startswith(_FENCED)
-            return Event(at, What.FENCED, text.removeprefix(_FENCED)) if fenced else None
+            what = What.of_code(source)
+            return None if what is None else Event(at, what, text)
         if epoch := _EPOCH.search(text):
             self._epoch = int(epoch[1])
         return self._request(at, text) if facility == "SEND" else None

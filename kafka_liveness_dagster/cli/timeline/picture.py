@@ -23,6 +23,7 @@ _LANES = {"op": _OP, "librdkafka": _CLIENT, "broker says": _BROKER}
 _LABEL = 150  # about its width
 _TICKS = 12
 _AMBER, _GREEN, _BLUE, _RED, _GREY, _BLACK = "#f0ad4e", "#5cb85c", "#4a86c5", "#c9302c", "#666", "#222"
+_REQUESTS = {What.JOIN_SENT: "JoinGroup", What.LEAVE_SENT: "LeaveGroup"}  # those that have a label
 _COLOURS = {What.HEARTBEAT_SENT: _GREEN, What.JOIN_SENT: _BLUE, What.LEAVE_SENT: _RED}
 
 
@@ -80,7 +81,7 @@ class _Picture:
             self._line(event.at, _CLIENT - reach, _CLIENT + reach, colour)
             if not heartbeat and self._x(event.at) > labelled + _LABEL:  # what follows at once has no room
                 labelled = self._x(event.at)
-                self._label(event.at, _CLIENT - 23, event.what.value.removesuffix(" sent"), colour)
+                self._label(event.at, _CLIENT - 23, _REQUESTS[event.what], colour)
 
     def membership(self, events: Sequence[Event]) -> None:
         for event, after in pairwise([*events, Event(self._end, What.GROUP_EMPTY)]):

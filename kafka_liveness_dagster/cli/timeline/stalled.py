@@ -14,8 +14,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.cli.timeline.events import DEBUG, LOG_FORMAT, Scene, What, line_of_op
+from kafka_liveness_dagster.cli.timeline.events import DEBUG, Scene, What, line_of_op
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
 
@@ -72,9 +73,17 @@ def _tell(what: What, detail: str = "") -> None:
 
 
 def _tell_the_watchdogs_log() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    logging.getLogger("kafka_liveness_dagster").addHandler(handler)
+    logging.getLogger("kafka_liveness_dagster").addHandler(_Log())
+
+
+class _Log(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes a fence as an event, and the rest as it is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        reason = getattr(record, "fence", None)
+        if isinstance(reason, FenceReason):
+            return line_of_op(record.created, What.FENCED, reason.value)
+        return super().format(record)
 
 
 def _end_with_the_starter(ended: threading.Event) -> None:

@@ -1,0 +1,58 @@
+"""A crash lag partition links the run that crashed: its digits go in a tag, beside the words that people read."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.observations import range_observation
+from kafka_liveness_dagster.sensor.run_requests import RunRequests
+
+CRASHED, FINDER = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
+AT = TopicPartition("orders", 3)
+
+
+@pytest.fixture
+def instance():
+    """With a run that crashed."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=CRASHED))
+        yield instance
+
+
+def look(instance, by, owed=()):
+    """The group after a commit of one of them."""
+    seen = PartitionSnapshot(AT, 70, LiveMark(Mark.RUNNING, by[:8]), 120, owed)
+    known = {CRASHED[:8]: Run(RunFate.FAILED)}
+    return GroupLook(GroupSnapshot(GroupState.EMPTY, (), (seen,), known), instance.get_run_records())
+
+
+def test_a_live_run_knows_whom_it_replaces(instance):
+    """And a partition that it finds links that run, however its end is put into words."""
+    wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
+    (request,), _ = wants.live(instance, look(instance, CRASHED), now=0.0, ghosts=())
+    assert request.tags["kafka_liveness/cause"] == "run 0badcafe crashed"
+    assert request.tags["kafka_liveness/cause_run"] == "0badcafe"
+
+    tags = {**request.tags, "kafka_liveness/cause": "a worker was killed"}
+    instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=FINDER, tags=tags))
+    found = range_observation(
+        dg.AssetKey("orders_crash_lag"), "etl", "orders:3:70-120", look(instance, FINDER, (Span(70, 120),))
+    )
+    assert found.metadata["crashed_run"] == dg.MetadataValue.dagster_run(CRASHED)
+    assert found.metadata["found_by_run"] == dg.MetadataValue.dagster_run(FINDER)
+    assert found.metadata["cause"].value == "a worker was killed"
+
+
+def test_lag_alone_has_no_run_to_name(instance):
+    """Nobody left: there is no tag, and no link to a run of any name."""
+    wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
+    quiet = GroupLook(GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, 120),)), [])
+    (request,), _ = wants.live(instance, quiet, now=0.0, ghosts=())
+    assert request.tags["kafka_liveness/cause"] == "lag"
+    assert "kafka_liveness/cause_run" not in request.tags
