@@ -63,7 +63,7 @@ class Log:
             raise Killed
         me.process.world.told(me.process, text, told)
 
-    def warning(self, text: str, *told: object) -> None:
+    def warning(self, text: str, *told: object, **_: object) -> None:
         """Tell, slowly at times."""
         self.info(text, *told)
         me: Any = getcurrent()
