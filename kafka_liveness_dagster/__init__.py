@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
+    from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets, ResourceKeys, Watch
     from kafka_liveness_dagster.spark.sink import Replacement, Sink
 
 __all__ = [
     "Batch",
+    "Batching",
+    "CrashLag",
     "CrashLagFound",
     "FenceReason",
     "GhostFound",
@@ -51,19 +54,25 @@ __all__ = [
     "LeaveReason",
     "MemberJoined",
     "MemberLeft",
+    "Membership",
     "OffsetRange",
+    "Offsets",
     "OwedForgotten",
     "RebalanceCompleted",
     "RebalanceStarted",
     "Replacement",
+    "ResourceKeys",
     "Sink",
     "SparkConnectResource",
+    "Watch",
     "build_group_sensor",
     "kafka_asset",
 ]
 
 _HOMES = {
     "Batch": "core.fairness",
+    "Batching": "settings.groups",
+    "CrashLag": "settings.groups",
     "CrashLagFound": "core.events",
     "FenceReason": "core.heartbeat",
     "GhostFound": "core.events",
@@ -77,13 +86,17 @@ _HOMES = {
     "LeaveReason": "core.events",
     "MemberJoined": "core.events",
     "MemberLeft": "core.events",
+    "Membership": "settings.groups",
     "OffsetRange": "core.offsets",
+    "Offsets": "settings.groups",
     "OwedForgotten": "core.events",
     "RebalanceCompleted": "core.events",
     "RebalanceStarted": "core.events",
     "Replacement": "spark.sink",
+    "ResourceKeys": "settings.groups",
     "Sink": "spark.sink",
     "SparkConnectResource": "resources.spark",
+    "Watch": "settings.groups",
     "build_group_sensor": "sensor.sensor",
     "kafka_asset": "declare.asset",
 }

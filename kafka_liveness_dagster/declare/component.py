@@ -6,7 +6,7 @@ Defaults and descriptions are those of :func:`kafka_asset`.
 # No `from __future__ import annotations` here: pydantic reads the annotations of the fields when it makes the class.
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, signature
 from itertools import takewhile
@@ -21,18 +21,35 @@ from typing_extensions import Self
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.declare.asset import kafka_asset
 from kafka_liveness_dagster.declare.scaffold import KafkaAssetScaffolder, name_of
-from kafka_liveness_dagster.declare.yaml_values import anything_like, function, resource_of, section_of, setting_of
+from kafka_liveness_dagster.declare.yaml_values import (
+    anything_like,
+    function,
+    group_in_yaml,
+    in_markdown,
+    resource_in_yaml,
+    setting_of,
+)
 from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
 from kafka_liveness_dagster.resources.spark import SparkConnectResource
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 from kafka_liveness_dagster.settings.declared import named, refusal
+from kafka_liveness_dagster.settings.groups import (
+    ONLY_IN_PYTHON,
+    Batching,
+    CrashLag,
+    Membership,
+    Offsets,
+    ResourceKeys,
+    Watch,
+)
 from kafka_liveness_dagster.settings.kinds import AssetName, several
+from kafka_liveness_dagster.settings.moved import MOVED, in_yaml
 from kafka_liveness_dagster.spark.query import query
 
-_CODE = ("name", "on_event", "event_jobs", "backfill_policy")  # told otherwise, or only in Python
 _SETTINGS = signature(kafka_asset).parameters
+_GROUPS = {name: group for name in _SETTINGS if (group := KafkaAssetSettings.group(name)) is not None}
 _KINDS = {
-    **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", *_CODE)},
+    **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", "name")},
     "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's, unless given
 }
 _READ = setting_of(KafkaAssetSettings)  # as it is written: Dagster would make a number of the group "5"
@@ -44,8 +61,7 @@ _TRANSFORMS = "give either sql (a SELECT over `batch`) or transform (`package.mo
 def _setting(name: str) -> Any:
     """A field with the default and the description that ``kafka_asset`` gives this setting."""
     default = _SETTINGS[name].default
-    told = _TOLD.get(name, "").replace(":class:", "").replace("``", "`")
-    return Field(default=... if default is Parameter.empty else default, description=told)
+    return Field(default=... if default is Parameter.empty else default, description=in_markdown(_TOLD.get(name, "")))
 
 
 @dg.scaffold_with(KafkaAssetScaffolder)
@@ -76,69 +92,42 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         default=None, description="Of the live asset, its folder's unless given; the others are named after it."
     )
     max_poll_records: Annotated[int | Literal["auto"], _READ] = _setting("max_poll_records")
-    batching: Annotated[Literal["fair", "greedy"], _READ] = _setting("batching")
-    batches_in_flight: Annotated[int | None, _READ] = _setting("batches_in_flight")
     max_batch_seconds: Annotated[float | None, _READ] = _setting("max_batch_seconds")
     enable_parallel_rebalance: Annotated[bool, _READ] = _setting("enable_parallel_rebalance")
-    min_crash_lag: Annotated[int, _READ] = _setting("min_crash_lag")
-    max_owed_ranges: Annotated[int | None, _READ] = _setting("max_owed_ranges")
-    on_data_loss: Annotated[Literal["raise", "skip"], _READ] = _setting("on_data_loss")
-    on_missing_rows: Annotated[Literal["raise", "owe"], _READ] = _setting("on_missing_rows")
-    auto_offset_reset: Annotated[Literal["earliest", "latest", "error"], _READ] = _setting("auto_offset_reset")
-    liveness: Annotated[Literal["poll", "progress"], _READ] = _setting("liveness")
-    on_poison: Annotated[Literal["raise", "quarantine"], _READ] = _setting("on_poison")
-    group_instance_id: Annotated[str | None, _READ] = _setting("group_instance_id")
-    max_lag: Annotated[int | None, _READ] = _setting("max_lag")
-    max_crash_lag_age_seconds: Annotated[float | None, _READ] = _setting("max_crash_lag_age_seconds")
     idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
-    max_live_runs: Annotated[int, _READ] = _setting("max_live_runs")
-    auto_catch_up: Annotated[bool, _READ] = _setting("auto_catch_up")
-    ghost_after_seconds: Annotated[float, _READ] = _setting("ghost_after_seconds")
-    fail_ghost_runs: Annotated[bool, _READ] = _setting("fail_ghost_runs")
-    sensor_interval_seconds: Annotated[int, _READ] = _setting("sensor_interval_seconds")
-    sensor_status: Annotated[dg.DefaultSensorStatus, _READ] = _setting("sensor_status")
+    batching: Annotated[Batching, group_in_yaml(Batching)] = _setting("batching")
+    crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting("crash_lag")
+    offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")
+    membership: Annotated[Membership, group_in_yaml(Membership)] = _setting("membership")
+    watch: Annotated[Watch, group_in_yaml(Watch)] = _setting("watch")
+    resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting("resources")
     group_name: Annotated[str | None, _READ] = _setting("group_name")
-    kafka_resource_key: Annotated[str, _READ] = _setting("kafka_resource_key")
-    spark_resource_key: Annotated[str, _READ] = _setting("spark_resource_key")
-    kafka: Annotated[
-        KafkaLivenessResource | None,
-        dg.Resolver(
-            resource_of(KafkaLivenessResource),
-            model_field_type=section_of(KafkaLivenessResource) | None,
-            inject_before_resolve=False,
-        ),
-    ] = Field(
+    kafka: Annotated[KafkaLivenessResource | None, resource_in_yaml(KafkaLivenessResource)] = Field(
         default=None,
         repr=False,
         description="Declares the project's Kafka resource; left out, it is declared elsewhere.",
     )
-    spark: Annotated[
-        SparkConnectResource | None,
-        dg.Resolver(
-            resource_of(SparkConnectResource),
-            model_field_type=section_of(SparkConnectResource) | None,
-            inject_before_resolve=False,
-        ),
-    ] = Field(
+    spark: Annotated[SparkConnectResource | None, resource_in_yaml(SparkConnectResource)] = Field(
         default=None,
         repr=False,
         description="Declares the project's Spark resource; left out, it is declared elsewhere.",
     )
 
     def __init__(self, **told: Any) -> None:
-        name = told.get("name")
-        whose = named("asset", name) if name is not None else named("the component of group", told.get("group_id"))
-        known = _KINDS.keys() - ({"name"} if name is None else ())
+        whose = _whose(told)
+        KafkaAssetSettings.refuse_unknown(told, type(self).model_fields, whose)
+        known = _KINDS.keys() - ({"name"} if told.get("name") is None else ())
         KafkaAssetSettings.check_some({one: told[one] for one in told if one in known}, whose)
+        made = {name: _GROUPS[name](**one) for name, one in told.items() if name in _GROUPS and isinstance(one, dict)}
         try:
-            super().__init__(**told)
+            super().__init__(**{**told, **made})
         except ValidationError as error:
             raise refusal(error, type(self).model_fields, whose) from None
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
         """What the YAML may hold; ``dg check yaml`` tells file and line of what it may not."""
-        return _yaml_of(cls.model())
+        return _yaml_of(cls)
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -158,7 +147,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         Raises:
             InvalidSettingError: a setting no run could work with, or a resource two components declare differently.
         """
-        settings = {key: getattr(self, key) for key in _SETTINGS if key not in _CODE}
+        settings = {key: getattr(self, key) for key in _SETTINGS if key != "name"}
         folder = context.path.parent if context.path.is_file() else context.path
         asset = kafka_asset(name=self.name or name_of(folder), **settings)(self.transform or _Select(self.sql or ""))
         before = list(takewhile(lambda one: one is not self, _components(context)))
@@ -166,20 +155,20 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         return dg.Definitions.merge(parts, dg.Definitions(resources=self._new_resources(before)))
 
     def _new_resources(self, before: "Sequence[KafkaAssetComponent]") -> dict[str, Any]:
-        declared = {key: (one, resource) for one in reversed(before) for key, resource in one.resources.items()}
-        for key, resource in self.resources.items():
+        declared = {key: (one, resource) for one in reversed(before) for key, resource in one.declares.items()}
+        for key, resource in self.declares.items():
             if key in declared and declared[key][1] != resource:
                 raise InvalidSettingError(
                     f"the components of groups {declared[key][0].group_id!r} and {self.group_id!r} declare different "
-                    f"resources under one key, {key!r}: declare it in one of them, or name another in "
-                    "kafka_resource_key or spark_resource_key"
+                    f"resources under one key, {key!r}: declare it in one of them, or name another in the section "
+                    "resources"
                 )
-        return {key: resource for key, resource in self.resources.items() if key not in declared}
+        return {key: resource for key, resource in self.declares.items() if key not in declared}
 
     @property
-    def resources(self) -> dict[str, Any]:
+    def declares(self) -> dict[str, Any]:
         """What ``kafka`` and ``spark`` declare, under the keys by which runs ask for it."""
-        declared = {self.kafka_resource_key: self.kafka, self.spark_resource_key: self.spark}
+        declared = {self.resources.kafka: self.kafka, self.resources.spark: self.spark}
         return {key: resource for key, resource in declared.items() if resource is not None}
 
 
@@ -198,6 +187,11 @@ class _Select:
         return query(batch, self.sql)
 
 
+def _whose(told: Mapping[str, Any]) -> str:
+    name = told.get("name")
+    return named("asset", name) if name is not None else named("the component of group", told.get("group_id"))
+
+
 def _check_transform(sql: str | None, transform: object) -> None:
     if sql is not None and transform is not None:
         raise InvalidSettingError(f"{_TRANSFORMS}, found both")
@@ -208,8 +202,9 @@ def _check_transform(sql: str | None, transform: object) -> None:
 
 
 @cache
-def _yaml_of(model: type[BaseModel]) -> type[BaseModel]:
+def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
     """The model of the YAML, refusing what has no transform or two; ``KafkaAssetSettings`` checks the settings."""
+    model = component.model()
     # in JSON Schema, for `dg check yaml` and editors: without transform an sql, and beside sql no transform
     one_transform = [
         {"if": {"required": ["transform"]}, "else": {"required": ["sql"]}},
@@ -220,10 +215,24 @@ def _yaml_of(model: type[BaseModel]) -> type[BaseModel]:
     class WithOneTransform(model):  # type: ignore[misc, valid-type]
         model_config = ConfigDict(json_schema_extra=extra)
 
+        @model_validator(mode="before")
+        @classmethod
+        def _where_it_was(cls, told: Any) -> Any:
+            if isinstance(told, dict):
+                was_flat = {name: told[name] for name in MOVED if name in told and name not in ONLY_IN_PYTHON}
+                KafkaAssetSettings.refuse_unknown(was_flat, cls.model_fields, _whose(told), in_yaml)
+            return told
+
         @model_validator(mode="after")
         def _one_transform(self) -> Self:
             _check_transform(self.sql, self.transform)
             return self
 
-    settings: dict[str, Any] = {name: (kind, model.model_fields[name]) for name, kind in anything_like(_KINDS).items()}
+    kinds = anything_like({name: field for name, field in _KINDS.items() if name not in _GROUPS})
+    settings: dict[str, Any] = {}
+    for name, field in model.model_fields.items():  # which lost its descriptions on the way
+        told = Field(default=field.default, description=component.model_fields[name].description)
+        if name in _GROUPS:
+            told.json_schema_extra = {"default": {}}  # and has a word of Dagster's here
+        settings[name] = (kinds.get(name, field.rebuild_annotation()), told)
     return create_model("KafkaAssetComponentModel", __base__=WithOneTransform, **settings)

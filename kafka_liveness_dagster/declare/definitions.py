@@ -22,12 +22,35 @@ from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 _owners: "weakref.WeakValueDictionary[tuple[str, str], KafkaAsset]" = weakref.WeakValueDictionary()
 
 
-class KafkaAsset(KafkaAssetSettings):
-    """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function, and its settings.
+class KafkaAsset:
+    """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function.
 
     Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
-    ``crash_lag_job``, ``checks``, ``checks_job``, ``sensor``.
+    ``crash_lag_job``, ``checks``, ``checks_job``, ``sensor``. ``settings`` is what was declared of it.
     """
+
+    def __init__(self, settings: KafkaAssetSettings) -> None:
+        self.settings = settings
+
+    @property
+    def name(self) -> str:
+        """Of the live asset."""
+        return self.settings.name
+
+    @property
+    def group_id(self) -> str:
+        """The consumer group of the live lane."""
+        return self.settings.group_id
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What the group subscribes to."""
+        return self.settings.topics
+
+    @property
+    def target(self) -> str:
+        """Where the rows go: the table's name, or the sink's."""
+        return self.settings.target
 
     @property
     def definitions(self) -> dg.Definitions:
@@ -57,13 +80,13 @@ class KafkaAsset(KafkaAssetSettings):
             raise InvalidSettingError(
                 f"group_id of asset {self.name} is {self.group_id!r}, which asset {owner.name} has too: "
                 f"{self.target} and {owner.target} would get the records of half of the partitions each. Give each "
-                "asset a group of its own; more runs of one asset are max_live_runs"
+                "asset a group of its own; more runs of one asset are max_live_runs of watch"
             )
-        _owners[self.kafka_resource_key, self.group_id] = self
+        _owners[self.settings.resources.kafka, self.group_id] = self
 
     def _rival(self) -> "KafkaAsset | None":
         """Another asset that took the group."""
-        owner = _owners.get((self.kafka_resource_key, self.group_id))
+        owner = _owners.get((self.settings.resources.kafka, self.group_id))
         return None if owner is None or owner.name == self.name else owner
 
     @cached_property
@@ -71,9 +94,9 @@ class KafkaAsset(KafkaAssetSettings):
         """The asset of the live lane: one run processes batches until no new data comes."""
 
         def live(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-            return run_live(self, context)
+            return run_live(self.settings, context)
 
-        make = dg.asset(name=self.name, description=self.transform.__doc__, **self._shared())
+        make = dg.asset(name=self.name, description=self.settings.transform.__doc__, **self._shared())
         return cast("dg.AssetsDefinition", make(live))
 
     @cached_property
@@ -81,15 +104,15 @@ class KafkaAsset(KafkaAssetSettings):
         """The partitioned asset of the catch-up lane: its partitions are the crash lag ranges."""
 
         def crash_lag(context: dg.AssetExecutionContext) -> None:
-            run_catch_up(self, context)
+            run_catch_up(self.settings, context)
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
             make = dg.asset(
-                name=self.crash_lag_key.path[-1],
+                name=self.settings.crash_lag_key.path[-1],
                 description=self._why_crash_lag,
                 partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
-                backfill_policy=self.backfill_policy or dg.BackfillPolicy.single_run(),
+                backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
                 pool=f"{self.name}_crash_lag",  # a backfill's runs carry no tags to limit them by
                 **self._shared(),
             )
@@ -108,7 +131,8 @@ class KafkaAsset(KafkaAssetSettings):
     @cached_property
     def checks(self) -> dg.AssetChecksDefinition:
         """Whether the group is read, near the log end, caught up, ahead of the broker's retention, and exact."""
-        return self._group_checks.definition(f"{self.name}_checks", self.kafka_resource_key, self.spark_resource_key)
+        keys = self.settings.resources
+        return self._group_checks.definition(f"{self.name}_checks", keys.kafka, keys.spark)
 
     @cached_property
     def checks_job(self) -> Any:
@@ -125,18 +149,11 @@ class KafkaAsset(KafkaAssetSettings):
             topics=self.topics,
             live_job=self.live_job,
             crash_lag=self.crash_lag,
-            crash_lag_job=self.crash_lag_job if self.auto_catch_up else None,
-            max_live_runs=self.max_live_runs,
-            ghost_after_seconds=self.ghost_after_seconds,
-            fail_ghost_runs=self.fail_ghost_runs,
-            on_event=self.on_event,
-            event_jobs=self.event_jobs,
+            crash_lag_job=self.crash_lag_job if self.settings.crash_lag.auto_catch_up else None,
+            watch=self.settings.watch,
             checks=self._group_checks,
-            minimum_interval_seconds=self.sensor_interval_seconds,
-            default_status=self.sensor_status,
-            kafka_resource_key=self.kafka_resource_key,
-            table=self.table,
-            spark_resource_key=self.spark_resource_key,
+            table=self.settings.table,
+            resources=self.settings.resources,
         )
 
     @property
@@ -147,12 +164,12 @@ class KafkaAsset(KafkaAssetSettings):
             live=self.live.key,
             crash_lag=self.crash_lag.key,
             partitions_name=f"{self.name}_crash_lag",
-            max_lag=self.max_lag,
-            max_crash_lag_age_seconds=self.max_crash_lag_age_seconds,
-            max_poll_records=self.most_records,
-            max_live_runs=self.max_live_runs,
-            ghost_after_seconds=self.ghost_after_seconds,
-            table=self.table,
+            max_lag=self.settings.watch.max_lag,
+            max_crash_lag_age_seconds=self.settings.crash_lag.max_age_seconds,
+            max_poll_records=self.settings.most_records,
+            max_live_runs=self.settings.watch.max_live_runs,
+            ghost_after_seconds=self.settings.watch.ghost_after_seconds,
+            table=self.settings.table,
         )
 
     @property
@@ -179,12 +196,12 @@ class KafkaAsset(KafkaAssetSettings):
     def _shared(self) -> dict[str, Any]:
         """What both assets are told alike."""
         # The budget is asset metadata since a backfill's run carries no op tags
-        budget = {} if self.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.max_batch_seconds}
+        budget = {} if self.settings.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.settings.max_batch_seconds}
         return {
             "deps": self._topic_keys,
-            "group_name": self.group_name,
-            "kinds": {"kafka", "spark", *(["iceberg"] if self.table else [])},
-            "required_resource_keys": {self.kafka_resource_key, self.spark_resource_key},
+            "group_name": self.settings.group_name,
+            "kinds": {"kafka", "spark", *(["iceberg"] if self.settings.table else [])},
+            "required_resource_keys": {self.settings.resources.kafka, self.settings.resources.spark},
             "metadata": {"group": self.group_id, **self._links, **self._query, **budget},
         }
 
@@ -192,12 +209,13 @@ class KafkaAsset(KafkaAssetSettings):
     def _links(self) -> dict[str, Any]:
         """Where the records come from and the rows go to; the catalog's own name for a table makes Dagster show it."""
         topics = {f"topic {topic}": dg.MetadataValue.asset(topic_key(topic)) for topic in self.topics}
-        to = {"table": self.table, "dagster/table_name": self.table} if self.table else {"sink": self.target}
+        table = self.settings.table
+        to = {"table": table, "dagster/table_name": table} if table else {"sink": self.target}
         return {**topics, **to}
 
     @property
     def _query(self) -> dict[str, Any]:
-        sql = getattr(self.transform, "sql", None)  # of a component's
+        sql = getattr(self.settings.transform, "sql", None)  # of a component's
         return {"sql": dg.MetadataValue.md(f"```sql\n{sql}\n```")} if isinstance(sql, str) else {}
 
     def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:

@@ -25,7 +25,8 @@ attributes:
   max_poll_records: 100000  # offsets in a batch, at most
   max_batch_seconds: 300  # a batch that takes longer is cancelled; it comes again at half its size, or is owed
   enable_parallel_rebalance: false  # true: after a crash be fresh at once, and owe the rest as partitions
-  sensor_status: STOPPED  # RUNNING: the sensor starts with the code location
+  watch:
+    default_status: STOPPED  # RUNNING: the sensor starts with the code location
 
   # Resources of the whole project: leave out what another component or a resources.py declares.
   kafka:

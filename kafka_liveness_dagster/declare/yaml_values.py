@@ -11,11 +11,12 @@ from importlib.util import resolve_name
 from typing import Annotated, Any, get_args
 
 import dagster as dg
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, WithJsonSchema, create_model
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, WithJsonSchema, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.settings.declared import CheckedResource, Declared
+from kafka_liveness_dagster.settings.groups import ONLY_IN_PYTHON, Group
 
 _TEMPLATE = re.compile(r"\{[{%#]")
 _ENV = re.compile(r"\s*\{\{\s*env\.(\w+)\s*\}\}\s*")
@@ -90,32 +91,71 @@ def _is_of_text(kind: Any) -> bool:
     return kind is str or any(_is_of_text(part) for part in get_args(kind))
 
 
-def section_of(resource: type[CheckedResource]) -> type[BaseModel]:
-    """The fields of a resource as a section of YAML: each may also be a template."""
-    types = anything_like(resource.checked_by.model_fields)
-    fields: dict[str, Any] = {
+def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
+    """How YAML declares a resource: in a section with its fields, or as what a template gives."""
+    kinds = resource.checked_by.model_fields
+
+    def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
+        kind = kinds[name]
+        return _by_name(context, value) if _is_of_text(kind.annotation) else value_of(context, kind, value)
+
+    def made(context: dg.ResolutionContext, section: Any) -> Any:
+        told = _told(context, section, read)
+        return resource(**told) if isinstance(section, BaseModel) else told
+
+    section = _section(resource, {name: (kinds[name], field) for name, field in resource.model_fields.items()})
+    return dg.Resolver(made, model_field_type=section | None, inject_before_resolve=False)
+
+
+def group_in_yaml(group: type[Group]) -> dg.Resolver:
+    """How YAML gives a group of settings: in a section of its own. It is made where all can be told that is wrong."""
+
+    def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
+        return value_of(context, group.model_fields[name], value)
+
+    def told(context: dg.ResolutionContext, section: Any) -> Any:
+        return _told(context, section, read)
+
+    fields = {name: (field, field) for name, field in group.model_fields.items() if name not in ONLY_IN_PYTHON}
+    return dg.Resolver(told, model_field_type=_section(group, fields), inject_before_resolve=False)
+
+
+def _section(of: type[BaseModel], fields: Mapping[str, tuple[FieldInfo, FieldInfo]]) -> type[BaseModel]:
+    """A section of YAML with fields of these kinds, each with default and description; a value may be a template."""
+    types = anything_like({name: kind for name, (kind, _) in fields.items()})
+    made: dict[str, Any] = {
         name: (
             types[name],
-            Field(default=field.get_default(call_default_factory=True), description=field.description),
+            Field(
+                default=field.get_default(call_default_factory=True),
+                description=in_markdown(field.description or ""),
+            ),
         )
-        for name, field in resource.model_fields.items()
+        for name, (_, field) in fields.items()
     }
-    return create_model(resource.__name__, __base__=dg.Model, __doc__=resource.__doc__, **fields)
+    return create_model(of.__name__, __base__=_Section, __doc__=of.__doc__, **made)
 
 
-def resource_of(resource: type[CheckedResource]) -> Callable[[dg.ResolutionContext, Any], Any]:
-    """Makes the resource of its section, or takes the one that a template gives."""
+class _Section(dg.Model):
+    @model_validator(mode="before")
+    @classmethod
+    def _spelt(cls, told: Any) -> Any:
+        if isinstance(told, dict):
+            Declared.refuse_unknown(told, cls.model_fields, cls.__name__)
+        return told
 
-    def resolve(context: dg.ResolutionContext, section: Any) -> Any:
-        if not isinstance(section, BaseModel):
-            return context.resolve_value(section)
-        told: dict[str, Any] = {}
-        for name, value in section.model_dump(exclude_unset=True).items():
-            field, at = resource.checked_by.model_fields[name], context.at_path(name)
-            told[name] = _by_name(at, value) if _is_of_text(field.annotation) else value_of(at, field, value)
-        return resource(**told)
 
-    return resolve
+def in_markdown(text: str) -> str:
+    """Words of a docstring, as editors show them."""
+    return " ".join(re.sub(r":(class|func|meth):", "", text).replace("``", "`").split())
+
+
+def _told(context: dg.ResolutionContext, section: Any, read: Callable[..., Any]) -> Any:
+    """What a section says, or what a template gives in its place."""
+    if not isinstance(section, BaseModel):
+        return context.resolve_value(section)
+    values = section.model_dump(exclude_unset=True)
+    return {name: read(context.at_path(name), name, value) for name, value in values.items()}
 
 
 def _by_name(context: dg.ResolutionContext, value: Any) -> Any:

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.metadata import counted, number, range_metadata, range_table
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
+from kafka_liveness_dagster.settings.declarations import CatchUpSettings, ConsumerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,15 +41,11 @@ def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.Ma
         group_id=asset.group_id,
         context=context,
         max_poll_records=asset.most_records,
-        batching=asset.batching,
         enable_parallel_rebalance=asset.enable_parallel_rebalance,
-        min_crash_lag=asset.min_crash_lag,
-        max_owed_ranges=asset.max_owed_ranges,
-        on_data_loss=asset.on_data_loss,
-        auto_offset_reset=asset.auto_offset_reset,
-        liveness=asset.liveness,
-        group_instance_id=asset.group_instance_id,
-        on_missing_rows=asset.on_missing_rows,
+        batching=asset.batching.only(ConsumerSettings.uses["batching"]),
+        crash_lag=asset.crash_lag.only(ConsumerSettings.uses["crash_lag"]),
+        offsets=asset.offsets,
+        membership=asset.membership,
         witness=pipeline.witness,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
@@ -85,7 +82,7 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> N
         ranges=list(asked.values()),
         context=context,
         max_poll_records=asset.most_records,
-        on_data_loss=asset.on_data_loss,
+        offsets=asset.offsets.only(CatchUpSettings.uses["offsets"]),
         witness=pipeline.witness,
     ) as lane:
         owed = lane.outstanding_ranges()

@@ -67,11 +67,12 @@ class Pipeline:
     @classmethod
     def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
         """The asset's pipeline with the resources of this run."""
-        kafka, spark = (getattr(context.resources, k) for k in (asset.kafka_resource_key, asset.spark_resource_key))
+        kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
+        liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
         most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
-        return cls(kafka, spark, asset.transform, *to, *size, asset.liveness, asset.on_poison, most, witness)
+        return cls(kafka, spark, asset.transform, *to, *size, liveness, on_poison, most, witness)
 
     def run(
         self,
@@ -168,7 +169,7 @@ class Pipeline:
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""
         if self.on_poison == "raise":
-            outcome = "Nothing of it was committed; on_poison='quarantine' would let the others pass"
+            outcome = "Nothing of it was committed; Batching(on_poison='quarantine') would let the others pass"
             raise PoisonedOffsetError([poison], batch.deadline_seconds, outcome) from fenced
         lane.quarantine(poison)
         return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))

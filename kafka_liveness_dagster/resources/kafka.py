@@ -18,6 +18,7 @@ from kafka_liveness_dagster.resources.security import SecuredKafkaResource
 from kafka_liveness_dagster.runs.tags import Context, budget_of, link_of
 from kafka_liveness_dagster.settings.declarations import CatchUpSettings, ConsumerSettings, KafkaResourceSettings
 from kafka_liveness_dagster.settings.declared import checked, resolved
+from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets
 from kafka_liveness_dagster.settings.kinds import EMBEDDED
 
 if TYPE_CHECKING:
@@ -77,16 +78,12 @@ class KafkaLivenessResource(SecuredKafkaResource):
         group_id: str,
         context: Context = None,
         max_poll_records: int | None = None,
-        batching: Literal["fair", "greedy"] = "fair",
         max_batch_seconds: float | None = None,
         enable_parallel_rebalance: bool = False,
-        min_crash_lag: int = 1,
-        max_owed_ranges: int | None = None,
-        on_data_loss: Literal["raise", "skip"] = "raise",
-        auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest",
-        liveness: Literal["poll", "progress"] = "poll",
-        group_instance_id: str | None = None,
-        on_missing_rows: Literal["raise", "owe"] = "raise",
+        batching: Batching = Batching(),
+        crash_lag: CrashLag = CrashLag(),
+        offsets: Offsets = Offsets(),
+        membership: Membership = Membership(),
         witness: Witness | None = None,
     ) -> LivenessConsumer:
         """A group member for the live lane; use it in a ``with`` block. The first ``poll`` joins the group.
@@ -96,20 +93,14 @@ class KafkaLivenessResource(SecuredKafkaResource):
             group_id: the consumer group, ``G``; ``G.catch-up`` is its second commit log.
             context: the op's or asset's context, None in scripts and tests.
             max_poll_records: at most this many offsets in a batch (KIP-41); 500 unless set.
-            batching: ``fair`` gives each partition an equal share, ``greedy`` fills a batch from one after the other.
             max_batch_seconds: the budget of a batch, before every other source of it.
             enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
-            min_crash_lag: with fewer offsets behind, resume in order instead.
-            max_owed_ranges: with more ranges owed on a partition, resume in order instead.
-            on_data_loss: offsets that expired before they were processed are an error (``raise``), or are passed and
-                found in ``lost``.
-            auto_offset_reset: where to begin while nothing is committed.
-            liveness: ``poll`` as in KIP-62: a rebalance waits for the open batch, at most its process timeout.
-                ``progress``: rebalances are answered while the batch is under way, and the process timeout begins
-                anew with every ``heartbeat()``; Spark assets send one for each finished task.
-            group_instance_id: makes a static member (KIP-345), whose short absence moves no partitions: it does not
-                leave the group when it closes or is too slow, and others get its partitions a session timeout later.
-            on_missing_rows: what was committed and the witness has lost is an error (``raise``), or owed (``owe``).
+            batching: how a batch is shared out: its ``allocation``.
+            crash_lag: what is resumed in order instead of owed: its ``min_offsets`` and ``max_ranges``.
+            offsets: what to do where offsets, or what the witness has of them, are not as they should be. What was lost
+                and passed is found in ``lost``.
+            membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark assets send
+                one for each finished task.
             witness: who knows what is really there; Spark assets have one. Else both commit logs alone are asked.
 
         Raises:
@@ -120,15 +111,21 @@ class KafkaLivenessResource(SecuredKafkaResource):
         from kafka_liveness_dagster.kafka.consumer import LivenessConsumer  # noqa: PLC0415 - confluent_kafka stays lazy
 
         self.make_missing(topics, context.log.info if context else _log.info)
-        jumps = enable_parallel_rebalance
         live = LiveSettings(
             tuple(topics),
             group_id,
             DEFAULT_MAX_POLL_RECORDS if max_poll_records is None else max_poll_records,
-            ResumePolicy(jumps, auto_offset_reset, min_crash_lag, max_owed_ranges, on_data_loss, on_missing_rows),
-            serves_while_busy=liveness == "progress",
-            group_instance_id=group_instance_id,
-            greedy=batching == "greedy",
+            ResumePolicy(
+                enable_parallel_rebalance=enable_parallel_rebalance,
+                min_crash_lag=crash_lag.min_offsets,
+                max_owed_ranges=crash_lag.max_ranges,
+                auto_offset_reset=offsets.auto_offset_reset,
+                on_data_loss=offsets.on_data_loss,
+                on_missing_rows=offsets.on_missing_rows,
+            ),
+            serves_while_busy=membership.liveness == "progress",
+            group_instance_id=membership.group_instance_id,
+            greedy=batching.allocation == "greedy",
             witness=witness,
         )
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
@@ -147,7 +144,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         context: Context = None,
         max_poll_records: int = 500,
         max_batch_seconds: float | None = None,
-        on_data_loss: Literal["raise", "skip"] = "raise",
+        offsets: Offsets = Offsets(),
         witness: Witness | None = None,
     ) -> CatchUpConsumer:
         """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``.
@@ -158,8 +155,8 @@ class KafkaLivenessResource(SecuredKafkaResource):
             context: the op's or asset's context, None in scripts and tests.
             max_poll_records: at most this many offsets in a batch.
             max_batch_seconds: the budget of a batch, before every other source of it.
-            on_data_loss: owed offsets that expired are an error (``raise``), or are recorded as done and found in
-                ``lost``.
+            offsets: what to do with owed offsets that expired: its ``on_data_loss``. With ``skip`` they are recorded as
+                done and found in ``lost``.
             witness: who knows what is really there; else both commit logs alone are asked.
 
         Raises:
@@ -175,7 +172,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             max_poll_records=max_poll_records,
             budget=budget,
             link=link_of(context),
-            on_data_loss=on_data_loss,
+            on_data_loss=offsets.on_data_loss,
             witness=witness,
         )
 

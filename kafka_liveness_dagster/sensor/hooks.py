@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.events import GroupEvent, identity
+from kafka_liveness_dagster.core.events import identity
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Sequence
 
+    from kafka_liveness_dagster.core.events import GroupEvent
     from kafka_liveness_dagster.sensor.cursor import GroupCursor
-
-Hook = Callable[[GroupEvent], "dg.RunRequest | Iterable[dg.RunRequest] | None"]
+    from kafka_liveness_dagster.settings.kinds import Hook
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from kafka_liveness_dagster.core.watch import changes
 from kafka_liveness_dagster.sensor.checks import are_forgotten, news
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
-from kafka_liveness_dagster.sensor.hooks import Answers, Hook
+from kafka_liveness_dagster.sensor.hooks import Answers
 from kafka_liveness_dagster.sensor.look import GroupLook
 from kafka_liveness_dagster.sensor.observations import group_observations, range_observation
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_look import TableLook
 from kafka_liveness_dagster.settings.declared import checked
+from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,17 +45,10 @@ def build_group_sensor(
     live_job: Any,
     crash_lag: dg.AssetsDefinition,
     crash_lag_job: Any = None,
-    max_live_runs: int = 1,
-    ghost_after_seconds: float = 120.0,
-    fail_ghost_runs: bool = False,
-    on_event: Hook | None = None,
-    event_jobs: Sequence[Any] = (),
+    watch: Watch = Watch(),
     checks: GroupChecks | None = None,
-    minimum_interval_seconds: int = 5,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-    kafka_resource_key: str = "kafka",
     table: str | None = None,
-    spark_resource_key: str = "spark",
+    resources: ResourceKeys = ResourceKeys(),
 ) -> dg.SensorDefinition:
     """A sensor for one consumer group: crashes and lag start live runs, owed ranges become partitions.
 
@@ -65,23 +59,13 @@ def build_group_sensor(
         live_job: job to request when there is lag, at once after a crash.
         crash_lag: the asset whose dynamic partitions mirror the owed ranges.
         crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
-        max_live_runs: no run is requested while so many are in progress, or as many as there are partitions.
-        ghost_after_seconds: a run in progress of which nothing is seen for so long no longer counts; another is
-            requested. One whose process is gone for sure does not count at once, and is reported as failed.
-        fail_ghost_runs: report every run that no longer counts as failed, also where nobody can say whether its process
-            is gone.
-        on_event: called with each event of ``core.events`` when it is first seen; what it returns is requested. A
-            request without a ``run_key`` gets one of its event, so that a repeated tick starts nothing twice.
-        event_jobs: jobs that ``on_event`` may request; with a single one, requests need not name it.
+        watch: how often to look, how many runs to start, what to ask at an event; ``max_lag`` is the checks' own.
         checks: asset checks to evaluate with the observations.
-        minimum_interval_seconds: between two ticks.
-        default_status: ``RUNNING`` to start with the code location.
-        kafka_resource_key: of the :class:`KafkaLivenessResource`.
         table: the Iceberg table; with it looks hold the first commit log against what the table says it has.
-        spark_resource_key: of the :class:`SparkConnectResource`; needed with ``table``.
+        resources: the keys of both resources; Spark's is needed with ``table``.
     """
     own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
-    watch = _Watch(
+    watched = _Watch(
         name=name,
         group_id=group_id,
         topics=tuple(topics),
@@ -89,27 +73,27 @@ def build_group_sensor(
             group_id=group_id,
             live_job_name=live_job.name,
             crash_lag_job_name=getattr(crash_lag_job, "name", None),
-            max_live_runs=max_live_runs,
+            max_live_runs=watch.max_live_runs,
         ),
         crash_lag=crash_lag,
-        ghost_after_seconds=ghost_after_seconds,
-        fail_ghost_runs=fail_ghost_runs,
-        answers=Answers(name, on_event, event_jobs[0].name if len(event_jobs) == 1 else None),
+        ghost_after_seconds=watch.ghost_after_seconds,
+        fail_ghost_runs=watch.fail_ghost_runs,
+        answers=Answers(name, watch.on_event, watch.event_jobs[0].name if len(watch.event_jobs) == 1 else None),
         checks=checks,
     )
 
     @dg.sensor(
         name=name,
-        jobs=[*own, *event_jobs],
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
-        required_resource_keys={kafka_resource_key, *([spark_resource_key] if table else [])},
+        jobs=[*own, *watch.event_jobs],
+        minimum_interval_seconds=watch.minimum_interval_seconds,
+        default_status=watch.default_status,
+        required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
         description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        kafka = getattr(context.resources, kafka_resource_key)
+        kafka = getattr(context.resources, resources.kafka)
         kafka.make_missing(topics, context.log.info)
-        return watch.tick(context, kafka.cluster(), TableLook.of(table, context.resources, spark_resource_key))
+        return watched.tick(context, kafka.cluster(), TableLook.of(table, context.resources, resources.spark))
 
     return group_sensor
 

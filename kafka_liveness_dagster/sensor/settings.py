@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from pydantic import InstanceOf
@@ -9,6 +10,7 @@ from pydantic import InstanceOf
 from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.settings import kinds
 from kafka_liveness_dagster.settings.declared import Declared
+from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
 
 
 class SensorSettings(Declared):
@@ -21,16 +23,15 @@ class SensorSettings(Declared):
     group_id: kinds.GroupId
     topics: kinds.OwedTopics
     live_job: kinds.Job
-    crash_lag: kinds.CrashLag
+    crash_lag: kinds.CrashLagAsset
     crash_lag_job: kinds.Job | None
-    max_live_runs: kinds.Count
-    ghost_after_seconds: kinds.Seconds
-    fail_ghost_runs: kinds.Flag
-    on_event: kinds.Called | None
-    event_jobs: kinds.Jobs
+    watch: Annotated[Watch, kinds.MADE]
     checks: Annotated[InstanceOf[GroupChecks], kinds.Wanted("GroupChecks")] | None
-    minimum_interval_seconds: kinds.Count
-    default_status: kinds.SensorStatus
-    kafka_resource_key: kinds.ResourceKey
     table: kinds.Table | None
-    spark_resource_key: kinds.ResourceKey
+    resources: Annotated[ResourceKeys, kinds.MADE]
+
+    def contradictions(self) -> Iterator[str]:
+        """A bound that no check is told."""
+        most = self.watch.max_lag
+        if most is not None and (self.checks is None or self.checks.max_lag != most):
+            yield f"max_lag of watch means nothing to sensor {self.name}, its checks know it: leave max_lag={most} out"

@@ -1,12 +1,12 @@
 """What was declared of a Kafka asset, a sensor, a consumer, and could a run work with it? Builds nothing.
 
-Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset`,
-:func:`build_group_sensor`, :class:`KafkaLivenessResource`.
+Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset` and its
+``groups``, :func:`build_group_sensor`, :class:`KafkaLivenessResource`.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import dagster as dg
@@ -18,6 +18,7 @@ from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
 from kafka_liveness_dagster.settings.declared import Declared
+from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets, ResourceKeys, Watch
 
 MOST_IN_FLIGHT = 2
 
@@ -39,33 +40,16 @@ class KafkaAssetSettings(Declared):
     table: kinds.Table | None
     sink: kinds.ASink | None
     max_poll_records: kinds.Records
-    batching: Literal["fair", "greedy"]
-    batches_in_flight: kinds.InFlight | None
     max_batch_seconds: kinds.Budget | None
     enable_parallel_rebalance: kinds.Flag
-    min_crash_lag: kinds.Offsets
-    max_owed_ranges: kinds.Count | None
-    on_data_loss: Literal["raise", "skip"]
-    on_missing_rows: Literal["raise", "owe"]
-    auto_offset_reset: Literal["earliest", "latest", "error"]
-    liveness: Literal["poll", "progress"]
-    on_poison: Literal["raise", "quarantine"]
-    group_instance_id: kinds.MemberId | None
-    max_lag: kinds.Lag | None
-    max_crash_lag_age_seconds: kinds.Seconds | None
     idle_seconds: kinds.Seconds
-    max_live_runs: kinds.Count
-    auto_catch_up: kinds.Flag
-    ghost_after_seconds: kinds.Seconds
-    fail_ghost_runs: kinds.Flag
-    on_event: kinds.Called | None
-    event_jobs: kinds.Jobs
-    backfill_policy: kinds.Policy | None
-    sensor_interval_seconds: kinds.Count
-    sensor_status: kinds.SensorStatus
+    batching: Annotated[Batching, kinds.MADE]
+    crash_lag: Annotated[CrashLag, kinds.MADE]
+    offsets: Annotated[Offsets, kinds.MADE]
+    membership: Annotated[Membership, kinds.MADE]
+    watch: Annotated[Watch, kinds.MADE]
+    resources: Annotated[ResourceKeys, kinds.MADE]
     group_name: kinds.GroupName | None
-    kafka_resource_key: kinds.ResourceKey
-    spark_resource_key: kinds.ResourceKey
 
     def contradictions(self) -> Iterator[str]:
         """What no run could work with, although each setting alone is as it should be."""
@@ -77,21 +61,22 @@ class KafkaAssetSettings(Declared):
         if self.most_in_flight > 1 and self.sink is not None:
             yield (
                 f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
-                f"batches_in_flight={self.batches_in_flight} out"
+                f"in_flight={self.batching.in_flight} of batching out"
             )
-        if self.group_instance_id is not None and self.max_live_runs > 1:
+        if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
             yield (
-                f"asset {self.name} has one group_instance_id for {self.max_live_runs} live runs: each would put the "
-                "other out of the group. Leave group_instance_id out, or set max_live_runs=1"
+                f"asset {self.name} has one group_instance_id for {self.watch.max_live_runs} live runs: each would put "
+                "the other out of the group. Leave group_instance_id of membership out, or max_live_runs of watch at 1"
             )
-        if self.kafka_resource_key == self.spark_resource_key:
+        if self.resources.kafka == self.resources.spark:
             yield (
-                f"kafka_resource_key and spark_resource_key of asset {self.name} are both {self.kafka_resource_key!r}: "
+                f"resources.kafka and resources.spark of asset {self.name} are both {self.resources.kafka!r}: "
                 "one resource cannot be both"
             )
         own = [f"{self.name}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job")]
-        if twice := [job.name for job in self.event_jobs if job.name in own]:
-            yield f"event_jobs of asset {self.name} has {' and '.join(twice)}, as its own jobs are called: rename it"
+        if twice := [job.name for job in self.watch.event_jobs if job.name in own]:
+            its = " and ".join(twice)
+            yield f"watch.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
 
     @property
     def target(self) -> str:
@@ -111,9 +96,9 @@ class KafkaAssetSettings(Declared):
     @property
     def most_in_flight(self) -> int:
         """How many batches are written at a time: a user's sink is called in the run's thread, so with one."""
-        if self.batches_in_flight is None:
+        if self.batching.in_flight is None:
             return MOST_IN_FLIGHT if self.sink is None else 1
-        return self.batches_in_flight
+        return self.batching.in_flight
 
 
 class ConsumerSettings(Declared):
@@ -121,20 +106,20 @@ class ConsumerSettings(Declared):
 
     of: ClassVar[str] = "the consumer of group"
     named_by: ClassVar[str] = "group_id"
+    uses: ClassVar[Mapping[str, Collection[str]]] = {
+        "batching": ("allocation",),
+        "crash_lag": ("min_offsets", "max_ranges"),
+    }
 
     topics: kinds.Topics
     group_id: kinds.GroupId
     max_poll_records: kinds.Count | None
-    batching: Literal["fair", "greedy"]
     max_batch_seconds: kinds.Budget | None
     enable_parallel_rebalance: kinds.Flag
-    min_crash_lag: kinds.Offsets
-    max_owed_ranges: kinds.Count | None
-    on_data_loss: Literal["raise", "skip"]
-    auto_offset_reset: Literal["earliest", "latest", "error"]
-    liveness: Literal["poll", "progress"]
-    group_instance_id: kinds.MemberId | None
-    on_missing_rows: Literal["raise", "owe"]
+    batching: Annotated[Batching, kinds.MADE]
+    crash_lag: Annotated[CrashLag, kinds.MADE]
+    offsets: Annotated[Offsets, kinds.MADE]
+    membership: Annotated[Membership, kinds.MADE]
 
 
 class CatchUpSettings(Declared):
@@ -142,12 +127,13 @@ class CatchUpSettings(Declared):
 
     of: ClassVar[str] = "the catch-up of group"
     named_by: ClassVar[str] = "group_id"
+    uses: ClassVar[Mapping[str, Collection[str]]] = {"offsets": ("on_data_loss",)}
 
     group_id: kinds.GroupId
     ranges: kinds.Ranges
     max_poll_records: kinds.Count
     max_batch_seconds: kinds.Budget | None
-    on_data_loss: Literal["raise", "skip"]
+    offsets: Annotated[Offsets, kinds.MADE]
 
 
 class KafkaResourceSettings(Declared):

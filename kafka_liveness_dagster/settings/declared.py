@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections.abc import Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
@@ -16,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.settings.kinds import VARIABLES, WANTED
+from kafka_liveness_dagster.settings.moved import MOVED, in_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
 
     from pydantic.fields import FieldInfo
 
@@ -39,31 +41,85 @@ class Declared(BaseModel):
     """Whose settings they are, as errors name them."""
     named_by: ClassVar[str] = ""
     """The setting that tells it from others."""
+    uses: ClassVar[Mapping[str, Collection[str]]] = {}
+    """Of the groups that mean only a part of themselves here: which part."""
 
     def __init__(self, **told: Any) -> None:
         try:
             super().__init__(**told)
         except ValidationError as error:
-            whose = named(self.of, told.get(self.named_by)) if self.named_by else self.of
-            raise refusal(error, type(self).model_fields, whose) from None
-        if found := list(self.contradictions()):
+            raise refusal(error, type(self).model_fields, self.whose(told)) from None
+        if found := [*self._meaningless(), *self.contradictions()]:
             raise InvalidSettingError("\n".join(found))
+
+    @classmethod
+    def whose(cls, told: Mapping[str, Any]) -> str:
+        """Whose settings these are, as errors name them."""
+        return named(cls.of, told.get(cls.named_by)) if cls.named_by else cls.of
 
     def contradictions(self) -> Iterable[str]:
         """What no run could work with, although each setting alone is as it should be."""
         return ()
 
+    def _meaningless(self) -> Iterable[str]:
+        for name, used in self.uses.items():
+            group = getattr(self, name)
+            for setting, value in group.changed().items():
+                if setting not in used:
+                    whose = self.whose(dict(self))
+                    yield f"{setting} of {name} means nothing to {whose}: leave {setting}={_value(value)} out"
+
     @classmethod
     def check_some(cls, told: Mapping[str, Any], whose: str) -> None:
-        """Check these settings while others are still unknown.
+        """Check these settings while others are still unknown; a group may be a section, from which none was made yet.
 
         Raises:
             InvalidSettingError: as the class does.
         """
-        try:
-            _each_alone(cls)(**told)
-        except ValidationError as error:
-            raise refusal(error, cls.model_fields, whose) from None
+        sections = {name: one for name, one in told.items() if isinstance(one, Mapping) and cls.group(name)}
+        found = _wrong(cls, {name: one for name, one in told.items() if name not in sections}, whose)
+        for name, section in sections.items():
+            if (group := cls.group(name)) is not None:
+                found += _wrong(group, section, whose, name)
+        if found:
+            raise InvalidSettingError("\n".join(found))
+
+    @classmethod
+    def refuse_unknown(
+        cls, told: Mapping[str, Any], known: Collection[str], whose: str, written: Callable[..., str] = in_python
+    ) -> None:
+        """Refuse what was not asked for: what has moved into a group with its new place, the rest with what is near.
+
+        Raises:
+            InvalidSettingError: with each that is no setting, or no longer one.
+        """
+        found, moved = [], cls._moved(told, known)
+        for group, names in moved.items():
+            kind, settings = cls.group(group), {MOVED[name][1]: told[name] for name in names}
+            new = written(group, kind.__name__ if kind else "", settings)
+            found.append(f"{' and '.join(names)} of {whose} {'have' if names[1:] else 'has'} moved: write {new}")
+        gone = {name for names in moved.values() for name in names}
+        found += [unknown(name, known, whose) for name in told if name not in known and name not in gone]
+        if found:
+            raise InvalidSettingError("\n".join(found))
+
+    @classmethod
+    def _moved(cls, told: Mapping[str, Any], known: Collection[str]) -> dict[str, list[str]]:
+        """By group, what of this has moved into it; a word for ``batching`` is what that once was."""
+        moved: dict[str, list[str]] = {}
+        for name, value in told.items():
+            group, setting = MOVED.get(name, ("", ""))
+            was_flat = name not in known or (name == group and isinstance(value, str))
+            if was_flat and cls.group(group) and setting in cls.uses.get(group, (setting,)):
+                moved.setdefault(group, []).append(name)
+        return moved
+
+    @classmethod
+    def group(cls, name: str) -> type[Declared] | None:
+        """The class of a setting that is a group of settings."""
+        field = cls.model_fields.get(name)
+        kind = None if field is None else field.annotation
+        return kind if isinstance(kind, type) and issubclass(kind, Declared) else None
 
 
 class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -99,6 +155,7 @@ def checked(by: type[Declared]) -> Callable[[Callable[_Told, _Made]], Callable[_
 
         @functools.wraps(make)
         def checked_make(*args: _Told.args, **kwargs: _Told.kwargs) -> _Made:
+            by.refuse_unknown(kwargs, parameters.parameters, by.whose(kwargs))
             told = parameters.bind(*args, **kwargs)
             told.apply_defaults()
             found = by(**{name: told.arguments[name] for name in by.model_fields})
@@ -130,6 +187,14 @@ def _each_alone(settings: type[Declared]) -> type[BaseModel]:
     return create_model(settings.__name__, __config__=settings.model_config, **each)
 
 
+def _wrong(settings: type[Declared], told: Mapping[str, Any], whose: str, section: str = "") -> list[str]:
+    try:
+        _each_alone(settings).model_validate(told)
+    except ValidationError as error:
+        return _sentences(error, settings.model_fields, whose, section)
+    return []
+
+
 def named(what: str, name: Any) -> str:
     """Whose settings they are, also where the name is one of those that are wrong."""
     is_fine = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LINE
@@ -138,19 +203,28 @@ def named(what: str, name: Any) -> str:
 
 def refusal(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str) -> InvalidSettingError:
     """What pydantic found wrong in these fields, a line each."""
-    return InvalidSettingError("\n".join(dict.fromkeys(_sentence(detail, fields, whose) for detail in error.errors())))
+    return InvalidSettingError("\n".join(_sentences(error, fields, whose)))
 
 
-def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str) -> str:
+def unknown(name: object, known: Iterable[str], whose: str) -> str:
+    """There is no such setting; one that is spelt alike may be meant."""
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f"{shown(name)} is no setting of {whose}{f': did you mean {near[0]}?' if near else ''}"
+
+
+def _sentences(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str, section: str = "") -> list[str]:
+    return list(dict.fromkeys(_sentence(detail, fields, whose, section) for detail in error.errors()))
+
+
+def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section: str) -> str:
     if detail["type"] == "value_error":  # said by a rule of ours for several settings
         return str(detail["ctx"]["error"])
     name, *inside = detail["loc"]
     if detail["type"] == "missing":
         return f"{name} of {whose} is missing"
-    if detail["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(name), fields, n=1)
-        return f"{shown(name)} is no setting of {whose}{f': did you mean {near[0]}?' if near else ''}"
-    setting = "".join((str(name), *(f"[{part!r}]" for part in inside if part != "[key]")))
+    if detail["type"] in ("extra_forbidden", "invalid_key"):
+        return unknown(name, fields, f"{section} of {whose}" if section else whose)
+    setting = "".join((f"{section}." * bool(section), str(name), *(f"[{p!r}]" for p in inside if p != "[key]")))
     wanted = detail["msg"] if detail["type"] == WANTED else detail.get("ctx", {}).get("expected")
     wanted = wanted or detail["msg"].removeprefix("Input should be ")
     if isinstance(detail["input"], VARIABLES):

@@ -7,7 +7,7 @@ A setting is declared by its kind, and :class:`Declared` holds values against it
 
 import keyword
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, Inst
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from kafka_liveness_dagster.core import names
+from kafka_liveness_dagster.core.events import GroupEvent
 from kafka_liveness_dagster.core.names import Name
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange
 from kafka_liveness_dagster.core.timeouts import MAX_BUDGET_SECONDS
@@ -56,6 +57,19 @@ class Wanted:
         if not (isinstance(value, VARIABLES) or self.fits(found)):
             raise ValueError
         return value if isinstance(value, VARIABLES) else found
+
+
+class _Made:
+    """An object that was made where it is declared, and no dict that one could be made of."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        words = f"kl.{source.__name__}(…)"
+        return core_schema.custom_error_schema(
+            core_schema.is_instance_schema(source), WANTED, custom_error_message=words
+        )
+
+
+MADE = _Made()
 
 
 def a(name: Name, or_else: str | None = None, *, or_variable: bool = False) -> Wanted:
@@ -141,7 +155,7 @@ Records = Annotated[Count | Literal["auto"], Wanted(f"a whole number from 1 to {
 InFlight = Annotated[
     int, Ge(1), Le(2), Wanted("1 or 2: more would keep Spark no busier, and a crash would repeat them all")
 ]
-Offsets = Annotated[int, Ge(1), Le(MAX_OFFSET), Wanted("a whole number of offsets, at least 1")]
+OffsetCount = Annotated[int, Ge(1), Le(MAX_OFFSET), Wanted("a whole number of offsets, at least 1")]
 Lag = Annotated[int, Ge(0), Le(MAX_OFFSET), Wanted("a whole number of offsets, 0 or more")]
 Seconds = Annotated[float, Ge(0), Le(_MOST_SECONDS), Wanted(f"a number of seconds from 0 to {_MOST_SECONDS:,}")]
 Budget = Annotated[
@@ -177,12 +191,13 @@ ResourceKey = Annotated[
     Wanted("a name for a variable (a-z, A-Z, digits and _), not beginning with _, nor 'io_manager'", _is_resource_key),
 ]
 Called = Annotated[Callable[..., Any], Wanted("something to call")]
+Hook = Annotated[Callable[[GroupEvent], dg.RunRequest | Iterable[dg.RunRequest] | None], Wanted("something to call")]
 ASink = Annotated[Callable[..., Any], Wanted("something to call: docs/sinks.md has examples")]
 Job = Annotated[Any, Wanted("a job", _is_job)]
-Jobs = Annotated[tuple[Job, ...], BeforeValidator(_some("a list of jobs"))]
+Jobs = Annotated[Sequence[Job], BeforeValidator(_some("a list of jobs"))]
 Policy = Annotated[InstanceOf[dg.BackfillPolicy], Wanted("a dg.BackfillPolicy")]
 SensorStatus = Annotated[dg.DefaultSensorStatus, Wanted("a dg.DefaultSensorStatus: RUNNING or STOPPED")]
-CrashLag = Annotated[
+CrashLagAsset = Annotated[
     InstanceOf[dg.AssetsDefinition],
     Wanted("an asset with a dg.DynamicPartitionsDefinition that has a name", _has_named_partitions),
 ]

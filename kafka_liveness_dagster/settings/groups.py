@@ -1,0 +1,147 @@
+"""Which settings belong together? Each group is a small object with its own words and defaults, written once and here.
+
+``kafka_asset``, the sections of the component's YAML, ``KafkaLivenessResource.consumer`` and ``build_group_sensor`` all
+take these same objects. A docstring below a field is its description, also in the schema that editors read.
+"""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations.
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import dagster as dg
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import Self
+
+from kafka_liveness_dagster.settings import kinds
+from kafka_liveness_dagster.settings.declared import Declared
+
+
+class Group(Declared, dg.Resolvable):
+    """Settings that are declared as one object: each has a default, and may be left out.
+
+    Raises:
+        InvalidSettingError: with every setting that is wrong, its value, and what was wanted.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.of = cls.__name__
+
+    def __repr__(self) -> str:
+        return f"kl.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """Dagster asks whether YAML may have it; the component's own section says what of it, and takes templates."""
+        return BaseModel
+
+    def changed(self) -> dict[str, Any]:
+        """What is not as it is by default."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self if value != fields[name].default}
+
+    def only(self, names: Iterable[str]) -> Self:
+        """The same of these settings, and the defaults of the others: for who takes no others."""
+        return type(self)(**{name: getattr(self, name) for name in names})
+
+    def but(self, **changes: Any) -> Self:
+        """The same with some settings changed."""
+        return type(self)(**{**dict(self), **changes})
+
+
+class Batching(Group):
+    """How batches are cut and written."""
+
+    allocation: Literal["fair", "greedy"] = "fair"
+    """``fair`` shares a live batch equally over the partitions, so that none waits for another; ``greedy`` fills it
+    from one after the other: fewer, longer ranges (KIP-41 has both)."""
+    in_flight: kinds.InFlight | None = None
+    """How many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is planned and begun, if
+    there is enough data to fill it. Offsets are committed in order all the same. 2 for a table unless set; a ``sink``
+    of your own is called with one at a time."""
+    on_poison: Literal["raise", "quarantine"] = "raise"
+    """A batch that exceeds its budget comes again at half its size. An offset that exceeds it alone ends the run with
+    its name (``raise``), or is owed like crash lag while the others go on (``quarantine``)."""
+
+
+class CrashLag(Group):
+    """What is owed after a crash (KIP-333): when, and how it is caught up."""
+
+    min_offsets: kinds.OffsetCount = 1
+    """With fewer offsets behind, resume in order instead."""
+    max_ranges: kinds.Count | None = None
+    """With more ranges owed on a topic's partition, resume in order instead."""
+    auto_catch_up: kinds.Flag = False
+    """The sensor starts a run for each crash lag partition by itself, one at a time, oldest first."""
+    max_age_seconds: kinds.Seconds | None = None
+    """With a range owed for longer the asset check ``crash_lag_age`` warns; without it the check only reports."""
+    backfill_policy: kinds.Policy | None = None
+    """Into how many runs Dagster cuts a backfill of crash lag: ``dg.BackfillPolicy.multi_run(n)`` for ``n`` partitions
+    a run; one run for each stretch of neighbouring partitions unless set."""
+
+
+class Offsets(Group):
+    """What to do where Kafka's offsets, or the rows of committed ones, are not what they should be."""
+
+    auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
+    """Where to begin while nothing is committed."""
+    on_data_loss: Literal["raise", "skip"] = "raise"
+    """Offsets that expired before they were processed end the run (``raise``), or are passed and reported as lost
+    (``skip``)."""
+    on_missing_rows: Literal["raise", "owe"] = "raise"
+    """When the table has lost rows of committed offsets (it was dropped, replaced or rolled back) the run ends with
+    their names (``raise``); or what the broker still has of them becomes crash lag partitions and the rest is reported
+    as lost (``owe``): roll a table back and backfill to repair what a transform did."""
+
+
+class Membership(Group):
+    """How a live run is a member of its consumer group."""
+
+    liveness: Literal["poll", "progress"] = "poll"
+    """``poll`` as in KIP-62: a rebalance waits for the open batch, at most its process timeout. ``progress``:
+    rebalances are answered while Spark works, and the process timeout begins anew with every finished Spark task."""
+    group_instance_id: kinds.MemberId | None = None
+    """Makes a static member (KIP-345): a restart within the session timeout moves no partitions. It does not leave the
+    group when it closes or is too slow, and others get its partitions a session timeout later. For one live run at a
+    time."""
+
+
+class Watch(Group):
+    """What the sensor watches for, and what it starts."""
+
+    max_live_runs: kinds.Count = 1
+    """How many live runs may share the topic's partitions; more than partitions are never started."""
+    minimum_interval_seconds: kinds.Count = 5
+    """How often the sensor looks at the group."""
+    default_status: kinds.SensorStatus = dg.DefaultSensorStatus.STOPPED
+    """``RUNNING`` starts the sensor with the code location; else switch it on in the UI."""
+    on_event: kinds.Hook | None = None
+    """Told each event of the group (``MemberLeft``, ``CrashLagFound``, …) when the sensor first sees it; the
+    RunRequests it returns are started. One without a ``run_key`` gets one of its event, so that a repeated tick starts
+    nothing twice."""
+    event_jobs: kinds.Jobs = ()
+    """Jobs that ``on_event`` may request; with a single one, requests need not name it."""
+    max_lag: kinds.Lag | None = None
+    """With more offsets to read than this the asset check ``lag`` warns; without it the check only reports."""
+    ghost_after_seconds: kinds.Seconds = 120.0
+    """A live run that is at work but no member of its group for so long is reported and no longer counts: another is
+    requested. One whose process is gone for sure does not count at once, and is reported as failed."""
+    fail_ghost_runs: kinds.Flag = False
+    """Every run that no longer counts is reported to Dagster as failed, also where nobody can say whether its process
+    is gone."""
+
+
+class ResourceKeys(Group):
+    """Under which keys the code location has the two resources."""
+
+    kafka: kinds.ResourceKey = "kafka"
+    """Of the :class:`KafkaLivenessResource`."""
+    spark: kinds.ResourceKey = "spark"
+    """Of the :class:`SparkConnectResource`."""
+
+
+ONLY_IN_PYTHON: frozenset[str] = frozenset({"on_event", "event_jobs", "backfill_policy"})
+"""What no YAML can say: code, and Dagster's own objects."""
