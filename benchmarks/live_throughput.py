@@ -97,7 +97,7 @@ def _live(runs: Runs, topic: str, batch: int, flights: int, table: IcebergTable)
     name = f"live_{uuid4().hex[:8]}"
     asset = kl.kafka_asset(
         topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
-        idle_seconds=0.1, batches_in_flight=flights,
+        idle_seconds=0.1, batching=kl.Batching(in_flight=flights),
     )(to_rows)  # fmt: skip
     return runs.live(asset).seconds
 

@@ -80,11 +80,15 @@ def example() -> Callable[[str], ModuleType]:
 
 @pytest.fixture(scope="session")
 def like() -> Callable[..., KafkaAsset]:
-    """An asset with some settings of ours: ``like(asset, topics=["mine"], idle_seconds=0.5)``."""
+    """An asset with some settings of ours: ``like(asset, topics=["mine"], batching={"in_flight": 1})``.
+
+    A dict changes some settings of a group and leaves the others as they are.
+    """
 
     def make(asset: KafkaAsset, **settings: object) -> KafkaAsset:
-        theirs = {name: getattr(asset, name) for name in type(asset).model_fields}
-        return type(asset)(**{**theirs, **settings})
+        theirs = dict(asset.settings)
+        ours = {name: theirs[name].but(**one) if isinstance(one, dict) else one for name, one in settings.items()}
+        return type(asset)(type(asset.settings)(**{**theirs, **ours}))
 
     return make
 

@@ -46,7 +46,7 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
     """Ranges of many partitions are one Spark job by default; large ones may be given a run each."""
     many = dg.BackfillPolicy.multi_run(max_partitions_per_run=1)
     assert make().crash_lag.backfill_policy == dg.BackfillPolicy.single_run()
-    assert make(backfill_policy=many).crash_lag.backfill_policy == many
+    assert make(crash_lag=kl.CrashLag(backfill_policy=many)).crash_lag.backfill_policy == many
 
 
 @pytest.mark.parametrize(
@@ -62,21 +62,32 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ({"max_poll_records": 0}, "max_poll_records of asset orders is 0: wanted a whole number from 1"),
         ({"max_poll_records": "many"}, "is 'many': wanted a whole number .*, or 'auto'"),
         ({"max_batch_seconds": -1}, "max_batch_seconds of asset orders is -1: wanted a number of seconds above 0"),
-        ({"batches_in_flight": 0}, "batches_in_flight of asset orders is 0: wanted 1 or 2"),
-        ({"batches_in_flight": 3}, "batches_in_flight of asset orders is 3: wanted 1 or 2"),
-        ({"table": None, "sink": print, "batches_in_flight": 2}, "called with one batch at a time"),
-        ({"on_data_loss": "ignore"}, "on_data_loss of asset orders is 'ignore': wanted 'raise' or 'skip'"),
-        ({"on_poison": "skip"}, "'skip': wanted 'raise' or 'quarantine'"),
-        ({"liveness": "polling"}, "wanted 'poll' or 'progress'"),
-        ({"auto_offset_reset": "newest"}, "wanted 'earliest', 'latest' or 'error'"),
-        ({"max_live_runs": 0}, "max_live_runs of asset orders is 0: wanted a whole number from 1"),
-        ({"min_crash_lag": 0}, "min_crash_lag of asset orders is 0: wanted .* at least 1"),
+        ({"table": None, "sink": print, "batching": kl.Batching(in_flight=2)}, "called with one batch at a time"),
     ],
 )
 def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, says):
     """Before anything runs: the code location does not load, and says why."""
     with pytest.raises(InvalidSettingError, match=says):
         make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("group", "settings", "says"),
+    [
+        (kl.Batching, {"in_flight": 0}, "in_flight of Batching is 0: wanted 1 or 2"),
+        (kl.Batching, {"in_flight": 3}, "in_flight of Batching is 3: wanted 1 or 2"),
+        (kl.Offsets, {"on_data_loss": "ignore"}, "on_data_loss of Offsets is 'ignore': wanted 'raise' or 'skip'"),
+        (kl.Batching, {"on_poison": "skip"}, "'skip': wanted 'raise' or 'quarantine'"),
+        (kl.Membership, {"liveness": "polling"}, "wanted 'poll' or 'progress'"),
+        (kl.Offsets, {"auto_offset_reset": "newest"}, "wanted 'earliest', 'latest' or 'error'"),
+        (kl.Watch, {"max_live_runs": 0}, "max_live_runs of Watch is 0: wanted a whole number from 1"),
+        (kl.CrashLag, {"min_offsets": 0}, "min_offsets of CrashLag is 0: wanted .* at least 1"),
+    ],
+)
+def test_a_group_of_settings_is_refused_where_it_is_made(group, settings, says):
+    """In the line that is wrong."""
+    with pytest.raises(InvalidSettingError, match=says):
+        group(**settings)
 
 
 def test_two_assets_of_one_group_are_refused_where_they_are_loaded():
@@ -89,7 +100,7 @@ def test_two_assets_of_one_group_are_refused_where_they_are_loaded():
     ):
         _ = second.definitions
     assert make(name="first_of_two", group_id="shared").definitions
-    assert make(name="second", group_id="shared", kafka_resource_key="other_kafka").definitions
+    assert make(name="second", group_id="shared", resources=kl.ResourceKeys(kafka="other_kafka")).definitions
     del first
     assert second.definitions
 
@@ -162,5 +173,5 @@ def test_a_misspelt_setting_is_refused(resource, misspelt):
 def test_one_instance_id_is_for_one_run():
     """Two live runs with one ``group_instance_id`` would put each other out of the group for ever."""
     with pytest.raises(InvalidSettingError, match="for 2 live runs"):
-        make(group_instance_id="etl-0", max_live_runs=2)
-    assert make(group_instance_id="etl-0").group_instance_id == "etl-0"
+        make(membership=kl.Membership(group_instance_id="etl-0"), watch=kl.Watch(max_live_runs=2))
+    assert make(membership=kl.Membership(group_instance_id="etl-0")).settings.membership.group_instance_id == "etl-0"

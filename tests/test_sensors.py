@@ -141,7 +141,8 @@ def test_the_page_shows_a_hook_that_works(example):
     """A crash asks for the job with a config that the job takes, a graceful leave for nothing."""
     shown = example("alerts")
     asset, done = shown.orders, MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
-    requests, failed = Answers("orders_group", asset.on_event, asset.event_jobs[0].name).to([CRASH, done], LATER, LOG)
+    watch = asset.settings.watch
+    requests, failed = Answers("orders_group", watch.on_event, watch.event_jobs[0].name).to([CRASH, done], LATER, LOG)
     assert ([request.job_name for request in requests], failed) == (["page_someone"], [])
     assert shown.page_someone.execute_in_process(run_config=requests[0].run_config).success
     assert {job.name for job in asset.sensor.jobs} == {"orders_job", "page_someone"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from inspect import signature
 
@@ -11,6 +12,7 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.second_log import SecondLog
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.settings.declarations import (
@@ -20,6 +22,7 @@ from kafka_liveness_dagster.settings.declarations import (
     KafkaResourceSettings,
     SparkResourceSettings,
 )
+from kafka_liveness_dagster.settings.moved import MOVED
 from kafka_liveness_dagster.spark.table import IcebergTable
 
 INF, NAN = float("inf"), float("nan")
@@ -35,6 +38,47 @@ WORDS = ["", "RAISE", None, 1, True]
 FLAGS = ["no", "yes", 0, 1, None]
 NAMES = ["", "a-b", "a b", "ä", "class", "int", "a\n", 7, "x" * 300]
 KEYS = ["", "a-b", "_a", "class", "io_manager", 7, None]
+NOT_MADE = [7, None, True, [], {}, {"in_flight": 1}, print, dg.EnvVar("GROUP"), kl.InvalidSettingError]
+BATCHING = {
+    "allocation": WORDS,
+    "in_flight": [True, 0, 3, 1.0, "2"],
+    "on_poison": WORDS,
+}
+CRASH_LAG = {
+    "min_offsets": [0, 1.0, *NUMBERS],
+    "max_ranges": [0, 2.5, *AMOUNTS],
+    "auto_catch_up": FLAGS,
+    "max_age_seconds": AMOUNTS,
+    "backfill_policy": [7, "single_run"],
+}
+OFFSETS = {
+    "auto_offset_reset": WORDS,
+    "on_data_loss": WORDS,
+    "on_missing_rows": WORDS,
+}
+MEMBERSHIP = {
+    "liveness": WORDS,
+    "group_instance_id": ["", " ", 5, "a\0", "\ud800", "x" * 250],
+}
+WATCH = {
+    "max_live_runs": [0, 2.5, *NUMBERS],
+    "minimum_interval_seconds": [0, 1.5, 2**40, *NUMBERS],
+    "default_status": ["RUNNING", True, None],
+    "on_event": NOT_CALLED,
+    "event_jobs": [7, [7], ["job"], None, "job", [dg.AssetKey("a")]],
+    "max_lag": [1.0, *AMOUNTS],
+    "ghost_after_seconds": NUMBERS,
+    "fail_ghost_runs": FLAGS,
+}
+RESOURCES = {"kafka": KEYS, "spark": KEYS}
+GROUPS_OF_SETTINGS = {  # as a section, made, and the wrong values
+    "batching": (kl.Batching, BATCHING),
+    "crash_lag": (kl.CrashLag, CRASH_LAG),
+    "offsets": (kl.Offsets, OFFSETS),
+    "membership": (kl.Membership, MEMBERSHIP),
+    "watch": (kl.Watch, WATCH),
+    "resources": (kl.ResourceKeys, RESOURCES),
+}
 ASSET = {
     "name": [name for name in NAMES if name is not None],
     "topics": TOPICS,
@@ -42,67 +86,39 @@ ASSET = {
     "table": TABLES,
     "sink": NOT_CALLED,
     "max_poll_records": [*NUMBERS, 0, 1.5, "many"],
-    "batching": WORDS,
-    "batches_in_flight": [True, 0, 3, 1.0, "2"],
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
     "enable_parallel_rebalance": FLAGS,
-    "min_crash_lag": [0, 1.0, *NUMBERS],
-    "max_owed_ranges": [0, 2.5, *AMOUNTS],
-    "on_data_loss": WORDS,
-    "on_missing_rows": WORDS,
-    "auto_offset_reset": WORDS,
-    "liveness": WORDS,
-    "on_poison": WORDS,
-    "group_instance_id": ["", " ", 5, "a\0", "\ud800", "x" * 250],
-    "max_lag": [1.0, *AMOUNTS],
-    "max_crash_lag_age_seconds": AMOUNTS,
     "idle_seconds": NUMBERS,
-    "max_live_runs": [0, 2.5, *NUMBERS],
-    "auto_catch_up": FLAGS,
-    "ghost_after_seconds": NUMBERS,
-    "fail_ghost_runs": FLAGS,
-    "on_event": NOT_CALLED,
-    "event_jobs": [7, [7], ["job"], None, "job", [dg.AssetKey("a")], [dg.GraphDefinition(name="orders_job").to_job()]],
-    "backfill_policy": [7, "single_run"],
-    "sensor_interval_seconds": [0, 1.5, 2**40, *NUMBERS],
-    "sensor_status": ["RUNNING", True, None],
+    "batching": [*NOT_MADE, kl.Watch(), *WORDS],
+    "crash_lag": [*NOT_MADE, kl.Batching()],
+    "offsets": [*NOT_MADE, kl.Batching()],
+    "membership": [*NOT_MADE, kl.Batching()],
+    "watch": [*NOT_MADE, kl.Watch(event_jobs=[dg.GraphDefinition(name="orders_job").to_job()])],
+    "resources": [*NOT_MADE, kl.ResourceKeys(spark="kafka"), "kafka"],
     "group_name": ["", "a-b", "a\n", 7],
-    "kafka_resource_key": KEYS,
-    "spark_resource_key": [*KEYS, "kafka"],
-}  # fmt: skip
+}
 SENSOR = {
     "name": [*NAMES, None],
     "topics": TOPICS,
     "group_id": GROUPS,
     "live_job": [7, "job", None],
-    "crash_lag": [7, None, "asset", dg.AssetSpec("a")],
+    "crash_lag": [7, None, "asset", dg.AssetSpec("a"), kl.CrashLag()],
     "crash_lag_job": [7, "job"],
-    "max_live_runs": [0, 2.5, *NUMBERS],
-    "ghost_after_seconds": NUMBERS,
-    "fail_ghost_runs": FLAGS,
-    "on_event": NOT_CALLED,
-    "event_jobs": [7, [7], None],
+    "watch": [*NOT_MADE, kl.Batching()],
     "checks": [7, "checks"],
-    "minimum_interval_seconds": [0, 1.5, *NUMBERS],
-    "default_status": ["RUNNING", None],
-    "kafka_resource_key": KEYS,
     "table": TABLES,
-    "spark_resource_key": KEYS,
+    "resources": [*NOT_MADE, kl.Batching()],
 }
 CONSUMER = {
     "topics": [topics for topics in TOPICS if topics != ["a", "a.b...c"]],  # nothing of it becomes a partition
     "group_id": GROUPS,
     "max_poll_records": [0, 1.5, *AMOUNTS, "auto"],
-    "batching": WORDS,
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
     "enable_parallel_rebalance": FLAGS,
-    "min_crash_lag": [0, 1.0, *NUMBERS],
-    "max_owed_ranges": [0, 2.5, *AMOUNTS],
-    "on_data_loss": WORDS,
-    "auto_offset_reset": WORDS,
-    "liveness": WORDS,
-    "group_instance_id": ["", " ", 5, "a\0", "\ud800"],
-    "on_missing_rows": WORDS,
+    "batching": [*NOT_MADE, kl.Watch(), *WORDS],
+    "crash_lag": [*NOT_MADE, kl.Batching()],
+    "offsets": [*NOT_MADE, kl.Batching()],
+    "membership": [*NOT_MADE, kl.Batching()],
 }
 CATCH_UP = {
     "group_id": GROUPS,
@@ -116,7 +132,7 @@ CATCH_UP = {
     ],
     "max_poll_records": [0, 1.5, *NUMBERS],
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
-    "on_data_loss": WORDS,
+    "offsets": [*NOT_MADE, kl.Batching()],
 }
 KAFKA = {
     "bootstrap_servers": [
@@ -175,10 +191,20 @@ SPARK = {
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
 
 
+PAGE = dg.GraphDefinition(name="page").to_job()
+RUNNING = dg.DefaultSensorStatus.RUNNING
+
+
 def asset(**settings):
     """An asset that is fine but for these settings."""
     fine = {**FINE, "table": "lake.shop.orders", "name": "orders"}
     return kl.kafka_asset(**{**fine, **settings})(lambda batch: batch)
+
+
+def component(**settings):
+    """A component that is fine but for these settings."""
+    fine = {**FINE, "table": "lake.shop.orders", "name": "orders", "sql": "SELECT * FROM batch"}
+    return kl.KafkaAssetComponent(**{**fine, **settings})
 
 
 @functools.cache
@@ -212,6 +238,7 @@ MADE = {  # what is declared, and its wrong values
     catch_up: (CatchUpSettings, CATCH_UP),
     kl.KafkaLivenessResource: (KafkaResourceSettings, KAFKA),
     kl.SparkConnectResource: (SparkResourceSettings, SPARK),
+    **{group: (group, told) for group, told in GROUPS_OF_SETTINGS.values()},
 }
 
 
@@ -227,8 +254,8 @@ def test_it_is_refused_by_name(make, name):
             make(**beside, **{name: value})
             pytest.fail(f"{value!a} was accepted")
         said = str(refusal.value)
-        assert said.startswith((name, f"{name}[", "extra setting", "kafka_resource_key")), f"{value!a}: {said}"
-        told = ("wanted", "is refused: ", "cannot be both", "rename it")
+        assert said.startswith((name, f"{name}[", "extra setting")), f"{value!a}: {said}"
+        told = ("wanted", "is refused: ", "cannot be both", "rename it", "has moved: write batching=kl.Batching(")
         assert any(words in said for words in told), f"{value!a}: {said}"
         assert "hunter" not in said
         assert len(said) < 600, f"{value!a}"
@@ -242,34 +269,185 @@ def test_no_setting_is_without_a_wrong_value(make):
     checked = {"checked_by", "context", "witness", "self"}
     if isinstance(make, type):
         assert set(told) == set(make.model_fields)
-        assert make.checked_by is declared
+        assert getattr(make, "checked_by", make) is declared
     elif make is not asset:
         there = {sensor: kl.build_group_sensor, consumer: kl.KafkaLivenessResource.consumer}
         there = there.get(make, kl.KafkaLivenessResource.catch_up)
         assert set(told) == set(signature(there).parameters) - checked
 
 
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [pytest.param(one, name, id=f"{one} {name}") for one, (_, told) in GROUPS_OF_SETTINGS.items() for name in told],
+)
+def test_in_a_section_it_is_refused_by_its_path(section, name):
+    """Where a group is not made yet, as in YAML, the error says whose it is."""
+    for value in GROUPS_OF_SETTINGS[section][1][name]:
+        with pytest.raises(InvalidSettingError) as refusal:
+            component(**{section: {name: value}})
+            pytest.fail(f"{value!a} was accepted")
+        said = str(refusal.value)
+        assert said.startswith((f"{section}.{name} of asset orders is ", f"{section}.{name}[")), f"{value!a}: {said}"
+        assert "wanted" in said
+        assert len(said) < 600, f"{value!a}"
+
+
 def test_all_that_is_wrong_is_told_at_once():
     """Each in a line of its own, with asset, setting, value and what was wanted."""
     with pytest.raises(InvalidSettingError) as refusal:
-        asset(name="sales", max_lag="5", topics=["orders", "a b"], enable_parallel_rebalance="no", on_poison="skip")
+        component(
+            name="sales",
+            watch={"max_lag": "5"},
+            topics=["orders", "a b"],
+            enable_parallel_rebalance="no",
+            batching={"on_poison": "skip", "in_fligth": 2},
+        )
     first, *others = str(refusal.value).splitlines()
     assert first.startswith("topics[1] of asset sales is 'a b': wanted a topic of Kafka's: 1 to 249 letters")
     assert others == [
         "enable_parallel_rebalance of asset sales is 'no': wanted True or False",
-        "on_poison of asset sales is 'skip': wanted 'raise' or 'quarantine'",
-        "max_lag of asset sales is '5': wanted a whole number of offsets, 0 or more",
+        "batching.on_poison of asset sales is 'skip': wanted 'raise' or 'quarantine'",
+        "'in_fligth' is no setting of batching of asset sales: did you mean in_flight?",
+        "watch.max_lag of asset sales is '5': wanted a whole number of offsets, 0 or more",
+    ]
+    with pytest.raises(InvalidSettingError) as refusal:
+        asset(name="sales", topics=["orders", "a b"], enable_parallel_rebalance="no", max_pol_records=1)
+    assert str(refusal.value) == "'max_pol_records' is no setting of asset sales: did you mean max_poll_records?"
+    with pytest.raises(InvalidSettingError) as refusal:
+        asset(name="sales", topics=["orders", "a b"], enable_parallel_rebalance="no", offsets=kl.Batching())
+    assert [line.partition(" ")[0] for line in str(refusal.value).splitlines()] == [
+        "topics[1]",
+        "enable_parallel_rebalance",
+        "offsets",
+    ]
+    with pytest.raises(InvalidSettingError) as refusal:
+        kl.Batching(in_flight=3, on_poison="skip", in_fligth=2)
+    assert str(refusal.value).splitlines() == [
+        "in_flight of Batching is 3: wanted 1 or 2: more would keep Spark no busier, and a crash would repeat them all",
+        "on_poison of Batching is 'skip': wanted 'raise' or 'quarantine'",
+        "'in_fligth' is no setting of Batching: did you mean in_flight?",
     ]
 
 
 def test_what_contradicts_itself_is_told_at_once_too():
     """Several rules may be broken by settings of which each alone is fine."""
     with pytest.raises(InvalidSettingError) as refusal:
-        asset(sink=print, batches_in_flight=2, group_instance_id="one", max_live_runs=2, spark_resource_key="kafka")
+        asset(
+            sink=print,
+            batching=kl.Batching(in_flight=2),
+            membership=kl.Membership(group_instance_id="one"),
+            watch=kl.Watch(max_live_runs=2),
+            resources=kl.ResourceKeys(spark="kafka"),
+        )
     said = str(refusal.value)
     assert len(said.splitlines()) == 4
     for words in ("both of table and sink", "one batch at a time", "for 2 live runs", "one resource cannot be both"):
         assert words in said
+
+
+FLAT = {  # as it was once written, with what is to be written now
+    "batching": ("greedy", "batching=kl.Batching(allocation='greedy')"),
+    "batches_in_flight": (2, "batching=kl.Batching(in_flight=2)"),
+    "on_poison": ("quarantine", "batching=kl.Batching(on_poison='quarantine')"),
+    "min_crash_lag": (70, "crash_lag=kl.CrashLag(min_offsets=70)"),
+    "max_owed_ranges": (3, "crash_lag=kl.CrashLag(max_ranges=3)"),
+    "auto_catch_up": (True, "crash_lag=kl.CrashLag(auto_catch_up=True)"),
+    "max_crash_lag_age_seconds": (3600, "crash_lag=kl.CrashLag(max_age_seconds=3600)"),
+    "backfill_policy": (
+        dg.BackfillPolicy.multi_run(2),
+        "crash_lag=kl.CrashLag(backfill_policy=BackfillPolicy(max_partitions_per_run=2))",
+    ),
+    "auto_offset_reset": ("latest", "offsets=kl.Offsets(auto_offset_reset='latest')"),
+    "on_data_loss": ("skip", "offsets=kl.Offsets(on_data_loss='skip')"),
+    "on_missing_rows": ("owe", "offsets=kl.Offsets(on_missing_rows='owe')"),
+    "liveness": ("progress", "membership=kl.Membership(liveness='progress')"),
+    "group_instance_id": ("etl-0", "membership=kl.Membership(group_instance_id='etl-0')"),
+    "max_live_runs": (2, "watch=kl.Watch(max_live_runs=2)"),
+    "sensor_interval_seconds": (30, "watch=kl.Watch(minimum_interval_seconds=30)"),
+    "minimum_interval_seconds": (30, "watch=kl.Watch(minimum_interval_seconds=30)"),
+    "sensor_status": (RUNNING, "watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING)"),
+    "default_status": (RUNNING, "watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING)"),
+    "on_event": (print, "watch=kl.Watch(on_event=print)"),
+    "event_jobs": ([dg.GraphDefinition(name="page").to_job()], "watch=kl.Watch(event_jobs=[page])"),
+    "max_lag": (5, "watch=kl.Watch(max_lag=5)"),
+    "ghost_after_seconds": (30.0, "watch=kl.Watch(ghost_after_seconds=30.0)"),
+    "fail_ghost_runs": (True, "watch=kl.Watch(fail_ghost_runs=True)"),
+    "kafka_resource_key": ("k", "resources=kl.ResourceKeys(kafka='k')"),
+    "spark_resource_key": ("s", "resources=kl.ResourceKeys(spark='s')"),
+}
+OF_THE_CONSUMER = {
+    *("batching", "min_crash_lag", "max_owed_ranges", "auto_offset_reset", "on_data_loss", "on_missing_rows"),
+    *("liveness", "group_instance_id"),
+}
+OF_THE_SENSOR = {name for name, (_, new) in FLAT.items() if new.startswith(("watch", "resources"))}
+WHERE_IT_WAS = {  # what had it once, and how errors call that
+    asset: ("asset orders", set(FLAT)),
+    component: ("asset orders", set(FLAT)),
+    sensor: ("sensor orders_group", OF_THE_SENSOR),
+    consumer: ("the consumer of group orders-etl", OF_THE_CONSUMER),
+    catch_up: ("the catch-up of group orders-etl", {"on_data_loss"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [pytest.param(make, name, id=f"{make.__name__} {name}") for make in WHERE_IT_WAS for name in FLAT],
+)
+def test_what_moved_is_told_where_it_is_now(make, name):
+    """With the value in it, ready to be copied, and what is to be copied is accepted; others never had it."""
+    (value, new), (whose, had) = FLAT[name], WHERE_IT_WAS[make]
+    with pytest.raises(InvalidSettingError) as refusal:
+        make(**{name: value})
+    if name not in had:
+        assert str(refusal.value).startswith(f"'{name}' is no setting of {whose}")
+        return
+    assert str(refusal.value) == f"{name} of {whose} has moved: write {new}"
+    group, _, code = new.partition("=")
+    if make is not sensor or name != "max_lag":  # there it is the checks'
+        known = {"page": PAGE, "BackfillPolicy": dg.BackfillPolicy}
+        now = {group: eval(code, {"kl": kl, "dg": dg, **known})}  # noqa: S307
+        assert now[group].changed() or name == "ghost_after_seconds"
+        with contextlib.suppress(BrokerUnreachableError):
+            make(**now)
+
+
+def test_no_moved_setting_is_forgotten():
+    """Each old name is tried above, and each has a place in a group."""
+    assert set(FLAT) == set(MOVED)
+    assert {(group, name) for group, name in MOVED.values()} == {
+        (section, name) for section, (group, _) in GROUPS_OF_SETTINGS.items() for name in group.model_fields
+    }
+
+
+def test_what_moved_to_one_place_is_told_as_one():
+    """Several settings of a group are written as one."""
+    with pytest.raises(InvalidSettingError) as refusal:
+        asset(batches_in_flight=2, max_lag=5, on_poison="quarantine", batching="greedy", max_pol_records=1)
+    batching = "batching=kl.Batching(in_flight=2, on_poison='quarantine', allocation='greedy')"
+    assert str(refusal.value).splitlines() == [
+        f"batches_in_flight and on_poison and batching of asset orders have moved: write {batching}",
+        "max_lag of asset orders has moved: write watch=kl.Watch(max_lag=5)",
+        "'max_pol_records' is no setting of asset orders: did you mean max_poll_records?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "says"),
+    [
+        (consumer, {"batching": kl.Batching(in_flight=2)}, "in_flight of batching means nothing to the consumer of"),
+        (consumer, {"batching": kl.Batching(on_poison="quarantine")}, "on_poison='quarantine' out"),
+        (consumer, {"crash_lag": kl.CrashLag(auto_catch_up=True)}, "auto_catch_up of crash_lag means nothing to"),
+        (consumer, {"crash_lag": kl.CrashLag(max_age_seconds=1.0)}, "leave max_age_seconds=1.0 out"),
+        (consumer, {"crash_lag": kl.CrashLag(backfill_policy=dg.BackfillPolicy.single_run())}, "backfill_policy of"),
+        (catch_up, {"offsets": kl.Offsets(auto_offset_reset="latest")}, "auto_offset_reset of offsets means nothing"),
+        (catch_up, {"offsets": kl.Offsets(on_missing_rows="owe")}, "leave on_missing_rows='owe' out"),
+        (sensor, {"watch": kl.Watch(max_lag=5)}, "max_lag of watch means nothing to sensor orders_group"),
+    ],
+)
+def test_what_means_nothing_there_is_refused(make, settings, says):
+    """A group may have settings that only the asset has a use for: nobody is to believe that they do something."""
+    with pytest.raises(InvalidSettingError, match=says):
+        make(**settings)
 
 
 @pytest.mark.parametrize("transform", [7, None, "orders", lambda batch: batch, functools.partial(print)])
@@ -288,8 +466,10 @@ def test_one_topic_needs_no_list():
 
 def test_numbers_stay_what_they_are():
     """A whole number of seconds is one; nothing else is turned into anything."""
-    told = {"max_batch_seconds": 120, "idle_seconds": 0, "max_lag": 0, "max_crash_lag_age_seconds": 0.5}
-    assert {name: getattr(asset(**told), name) for name in told} == told
+    told = {"max_batch_seconds": 120, "idle_seconds": 0, "watch": kl.Watch(max_lag=0)}
+    told |= {"crash_lag": kl.CrashLag(max_age_seconds=0.5)}
+    assert {name: getattr(asset(**told).settings, name) for name in told} == told
+    assert (told["watch"].max_lag, told["crash_lag"].max_age_seconds) == (0, 0.5)
 
 
 @pytest.mark.parametrize("name", ["orders.v1-raw", "a_b", "A" * 249, "a..b", "-"])
@@ -301,7 +481,7 @@ def test_what_kafka_takes_for_a_topic_is_taken(name):
 @pytest.mark.parametrize("table", ["lake.shop.orders", "a-b.c.d.e_1", f"lake.shop.{'x' * 255}"])
 def test_a_table_that_is_taken_can_be_quoted(table):
     """The sink takes every name that passes here."""
-    assert IcebergTable(asset(table=table).table).quoted == "`" + table.replace(".", "`.`") + "`"
+    assert IcebergTable(asset(table=table).settings.table).quoted == "`" + table.replace(".", "`.`") + "`"
 
 
 @pytest.mark.parametrize("group_id", ["etl", "orders etl", "größe-日本-😀", "a:b/c", "x" * 249, ".catch-up.v2"])

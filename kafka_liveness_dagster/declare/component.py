@@ -231,8 +231,8 @@ def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
     kinds = anything_like({name: field for name, field in _KINDS.items() if name not in _GROUPS})
     settings: dict[str, Any] = {}
     for name, field in model.model_fields.items():  # which lost its descriptions on the way
-        told = Field(default=field.default, description=component.model_fields[name].description)
-        if name in _GROUPS:
-            told.json_schema_extra = {"default": {}}  # and has a word of Dagster's here
-        settings[name] = (kinds.get(name, field.rebuild_annotation()), told)
+        section: Any = {"default": {}} if name in _GROUPS else None  # and has a word of Dagster's there
+        told = component.model_fields[name].description
+        kind = kinds.get(name, field.rebuild_annotation())
+        settings[name] = (kind, Field(default=field.default, description=told, json_schema_extra=section))
     return create_model("KafkaAssetComponentModel", __base__=WithOneTransform, **settings)

@@ -76,11 +76,11 @@ class Declared(BaseModel):
         Raises:
             InvalidSettingError: as the class does.
         """
-        sections = {name: one for name, one in told.items() if isinstance(one, Mapping) and cls.group(name)}
+        groups = {name: cls.group(name) for name in cls.model_fields if isinstance(told.get(name), Mapping)}
+        sections = {name: group for name, group in groups.items() if group is not None}
         found = _wrong(cls, {name: one for name, one in told.items() if name not in sections}, whose)
-        for name, section in sections.items():
-            if (group := cls.group(name)) is not None:
-                found += _wrong(group, section, whose, name)
+        for name, group in sections.items():
+            found += _wrong(group, told[name], whose, name)
         if found:
             raise InvalidSettingError("\n".join(found))
 

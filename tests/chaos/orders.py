@@ -23,9 +23,8 @@ PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
     max_poll_records=5_000,
     max_batch_seconds=BUDGET,
     enable_parallel_rebalance=True,
-    max_live_runs=2,
-    auto_catch_up=os.environ.get("CHAOS_CATCH_UP") == "sensor",
-    sensor_status=dg.DefaultSensorStatus.RUNNING,
+    crash_lag=kl.CrashLag(auto_catch_up=os.environ.get("CHAOS_CATCH_UP") == "sensor"),
+    watch=kl.Watch(max_live_runs=2, default_status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch):
     """Every order as JSON, beside the offset it came from."""

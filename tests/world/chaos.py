@@ -105,10 +105,10 @@ class Case:
             sink=None if self.law.writes else _nowhere,
             max_poll_records=FIRST,
             max_batch_seconds=self.law.max_batch_seconds,
-            group_instance_id=self.law.group_instance_id,
+            membership=kl.Membership(group_instance_id=self.law.group_instance_id),
             idle_seconds=0.5,
             enable_parallel_rebalance=self.law.enable_parallel_rebalance,
-            kafka_resource_key=f"kafka_{self.name}",
+            resources=kl.ResourceKeys(kafka=f"kafka_{self.name}"),
         )
         def orders(batch):
             run = dg.AssetExecutionContext.get().run
@@ -161,7 +161,7 @@ def definitions(told: Iterable[Case], bootstrap_servers: str, remote: str) -> dg
         parts.append(asset.definitions)
         executor = dg.multiprocess_executor.configured({"start_method": {case.law.start_method: {}}})
         steps.append(dg.define_asset_job(case.steps_job, selection=[asset.live.key], executor_def=executor))
-        kafka[asset.kafka_resource_key] = case.kafka(bootstrap_servers)
+        kafka[asset.settings.resources.kafka] = case.kafka(bootstrap_servers)
     resources = {**kafka, "spark": kl.SparkConnectResource(remote=remote)}
     return dg.Definitions.merge(*parts, dg.Definitions(jobs=steps, resources=resources))
 

@@ -14,6 +14,8 @@ import dagster as dg
 import pyspark.sql.connect.session  # noqa: F401 - only to have it
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Responses
 
+from tests.world.declared import made
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
@@ -32,11 +34,11 @@ def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
         completed, total = (sum(getattr(s, f"num{n}_tasks") for s in stages or ()) for n in ("_completed", ""))
         committing = total > 0 and completed == total and not inflight_tasks  # the driver is alone with the catalog
         now = inflight_tasks if told["killed_while"] == "Spark reads" else committing
-        if not done and now and len(seen) == told["asset"]["batches_in_flight"]:
+        if not done and now and len(seen) == told["asset"]["batching"]["in_flight"]:
             says.send(seen)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    @kl.kafka_asset(max_poll_records=told["max_poll_records"], **told["asset"])
+    @kl.kafka_asset(max_poll_records=told["max_poll_records"], **made(told["asset"]))
     def orders(batch):
         if told["killed_while"]:
             batch.sparkSession.registerProgressHandler(progressed)

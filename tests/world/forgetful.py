@@ -46,7 +46,7 @@ class Forgetful:
         self._connect = kl.SparkConnectResource(remote=services.spark_remote, ui_url=SPARK_UI)
         self.between = None  # called with each batch before it is read
         self.cursor = None
-        self.settings = {"enable_parallel_rebalance": True, "batches_in_flight": 1, **settings}
+        self.settings = {"enable_parallel_rebalance": True, "batching": kl.Batching(in_flight=1), **settings}
         self.make_topic()
         self.log_end = 0
 
@@ -96,7 +96,7 @@ class Forgetful:
         self.between = None
         for start, end in spans:
             key = f"{self.topic}:0:{start}-{end}"
-            self.instance.add_dynamic_partitions(asset.crash_lag_key.path[-1], [key])
+            self.instance.add_dynamic_partitions(asset.settings.crash_lag_key.path[-1], [key])
             run = self._ended_by(
                 lambda job, key=key: job.execute_in_process(instance=self.instance, partition_key=key),
                 defs,

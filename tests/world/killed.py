@@ -25,6 +25,7 @@ from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.world.declared import made
 from tests.world.doomed import work
 from tests.world.stories import wait_for
 
@@ -54,8 +55,10 @@ class Location:
             "enable_parallel_rebalance": parallel,
             "max_batch_seconds": 60,
             "idle_seconds": 0.3,
-            "batches_in_flight": in_flight,
-            "liveness": "progress" if members > 1 else "poll",  # of two, one is in the middle of a batch
+            "batching": {"in_flight": in_flight},
+            "membership": {
+                "liveness": "progress" if members > 1 else "poll"
+            },  # of two, one is in the middle of a batch
         }
         timeouts = {"session_timeout_seconds": SESSION} if protocol == "classic" else {}
         self.kafka_settings = {
@@ -72,7 +75,7 @@ class Location:
                 self.before_write.pop(0)()
             return batch.selectExpr("topic", "partition", "offset", "'alive' AS written_by")
 
-        self.asset = kl.kafka_asset(**self.asset_settings)(orders)
+        self.asset = kl.kafka_asset(**made(self.asset_settings))(orders)
         resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self.spark})
         self.defs = dg.Definitions.merge(self.asset.definitions, resources)
 

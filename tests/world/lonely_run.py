@@ -12,6 +12,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark import session
+from tests.world.declared import made
 
 SLOW = "java_method('java.lang.Thread', 'sleep', 100L)"
 
@@ -53,7 +54,7 @@ def main(told):
         slow = f"concat({busy(told['busy'])}, {SLOW})" if told["busy"] else "'awake'"
         return batch.selectExpr("topic", "partition", "offset", f"concat({slow}, '') AS nap")
 
-    asset = kl.kafka_asset(**told["asset"])(transform)
+    asset = kl.kafka_asset(**made(told["asset"]))(transform)
     kafka, spark = kl.KafkaLivenessResource(**told["kafka"]), kl.SparkConnectResource(remote=told["spark"])
     job = dg.Definitions.merge(asset.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
     run = job.resolve_job_def("orders_job").execute_in_process(

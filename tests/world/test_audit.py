@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
 from tests.world.forgetful import Forgetful, kept
 
@@ -201,7 +202,7 @@ def test_what_was_lost_and_told_is_excepted(world, audit):
     world.grow_to(80)
     world.expire(70)
     assert "50-70 expired before anybody read it" in audit(world)[1]["partitions"][0]["sentence"]
-    assert world.live(on_data_loss="skip") is None
+    assert world.live(offsets=kl.Offsets(on_data_loss="skip")) is None
     code, found = audit(world)
     assert (code, found["partitions"][0]["lost"]) == (0, [[50, 70]])
     assert "but for 20 lost or forgiven (50-70)" in found["partitions"][0]["sentence"]

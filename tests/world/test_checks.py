@@ -24,7 +24,8 @@ class Checked:
         self.world, self.instance, self.spark, self.cursor = world, instance, spark, None
 
     def asset(self, **settings):
-        settings = {"max_lag": 40, "max_crash_lag_age_seconds": 3600, "max_poll_records": 50, **settings}
+        bounds = {"watch": kl.Watch(max_lag=40), "crash_lag": kl.CrashLag(max_age_seconds=3600)}
+        settings = {**bounds, "max_poll_records": 50, **settings}
         make = kl.kafka_asset(
             name="orders", topics=[self.world.topic], group_id=self.world.group, table="lake.shop.orders", **settings
         )
@@ -116,7 +117,7 @@ def test_each_check_fails_for_its_own_reason(checked):
         found = checked.run()
         assert all(one.passed for one in found.values()), found
         assert 0 < found["crash_lag_age"].metadata["oldest_seconds"].value < 3600
-        checked.fails(checked.run(max_crash_lag_age_seconds=0), "crash_lag_age", WARN, "longer than 0 s")
+        checked.fails(checked.run(crash_lag=kl.CrashLag(max_age_seconds=0)), "crash_lag_age", WARN, "longer than 0 s")
         w.grow_to(1_000)
         while consumer.position(w.topic, 3) != 1_000:
             consumer.commit(consumer.poll(20.0))

@@ -287,7 +287,7 @@ def test_the_sensor_asks_for_no_run_because_of_a_paused_partition(world):
 
 
 def test_data_that_expired_below_the_commit_is_an_error(world):
-    """on_data_loss="raise", the default: both numbers, before joining; nothing was changed."""
+    """on_data_loss is raise, the default: both numbers, before joining; nothing was changed."""
     w = world
     w.crash()
     w.expire(90)
@@ -302,11 +302,11 @@ def test_data_that_expired_below_the_commit_is_an_error(world):
 
 @pytest.mark.parametrize("parallel", [True, False])
 def test_data_that_expired_below_the_commit_may_be_skipped(world, parallel):
-    """on_data_loss="skip": what is gone is reported, only what still exists is owed or read."""
+    """on_data_loss is skip: what is gone is reported, only what still exists is owed or read."""
     w = world
     w.crash()
     w.expire(90)
-    with w.live(on_data_loss="skip", enable_parallel_rebalance=parallel) as consumer:
+    with w.live(offsets=kl.Offsets(on_data_loss="skip"), enable_parallel_rebalance=parallel) as consumer:
         if parallel:
             join(w, consumer)
             assert w.spans(consumer.jumped) == [(90, 100)]
@@ -330,10 +330,10 @@ def test_owed_data_that_expired_is_an_error_in_the_catch_up_lane(at_work):
 
 
 def test_owed_data_that_expired_may_be_skipped(at_work):
-    """on_data_loss="skip" in the catch-up lane: recorded as done, reported as lost; the rest is processed."""
+    """on_data_loss is skip in the catch-up lane: recorded as done, reported as lost; the rest is processed."""
     w, consumer = at_work
     w.expire(100)
-    with w.catch_up((70, 120), on_data_loss="skip") as child:
+    with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="skip")) as child:
         batch = child.poll()
         assert w.spans(batch.ranges) == [(100, 120)]
         child.commit(batch)
@@ -347,10 +347,10 @@ def test_what_the_live_lane_skips_leaves_owed_ranges_to_their_partition(at_work)
     w, consumer = at_work
     consumer.close()
     w.expire(120)
-    with w.live(on_data_loss="skip") as consumer:
+    with w.live(offsets=kl.Offsets(on_data_loss="skip")) as consumer:
         join(w, consumer)
         assert (consumer.lost, w.spans(consumer.owed(w.topic, 3))) == ([], [(70, 120)])
-        with w.catch_up((70, 120), on_data_loss="skip") as child:
+        with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="skip")) as child:
             assert child.poll() is None
             assert w.spans(child.lost) == [(70, 120)]
         assert consumer.owed(w.topic, 3) == ()
@@ -371,7 +371,7 @@ def test_data_that_expires_under_a_live_member_may_be_skipped(world, by_offset):
     """It goes on at the log start, reports what is gone, and what it reads then is committed, however it is said."""
     w = world
     w.grow_to(100)
-    with w.live(on_data_loss="skip") as consumer:
+    with w.live(offsets=kl.Offsets(on_data_loss="skip")) as consumer:
         w.process(consumer, 70)
         w.expire(90)
         batch = consumer.poll(SECONDS)
@@ -385,15 +385,15 @@ def test_data_that_expires_under_a_live_member_may_be_skipped(world, by_offset):
 
 
 def test_no_more_ranges_are_owed_than_chosen(crashed, caplog):
-    """max_owed_ranges=1: the second crash is resumed in order, and the log says why."""
+    """max_ranges is 1: the second crash is resumed in order, and the log says why."""
     w = crashed
-    with pytest.raises(ZeroDivisionError), w.live(max_owed_ranges=1) as consumer:
+    with pytest.raises(ZeroDivisionError), w.live(crash_lag=kl.CrashLag(max_ranges=1)) as consumer:
         join(w, consumer)
         w.grow_to(140)
         w.process(consumer, 140)
         raise ZeroDivisionError
     w.grow_to(190)
-    with w.live(max_owed_ranges=1) as consumer:
+    with w.live(crash_lag=kl.CrashLag(max_ranges=1)) as consumer:
         assert w.spans(consumer.poll(SECONDS).ranges) == [(140, 190)]
         assert (consumer.jumped, w.spans(consumer.owed(w.topic, 3))) == ([], [(70, 120)])
     assert f"{w.tp} resumes in order at 140: its owed ranges are too many" in caplog.text
@@ -433,7 +433,9 @@ def added(services, produce):
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
 
     def member(reset):
-        return kafka.consumer(topics=[topic], group_id=f"etl-{topic}-{reset}", auto_offset_reset=reset)
+        return kafka.consumer(
+            topics=[topic], group_id=f"etl-{topic}-{reset}", offsets=kl.Offsets(auto_offset_reset=reset)
+        )
 
     def see():
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
@@ -495,7 +497,7 @@ def test_a_greedy_consumer_takes_one_partition_after_the_other(world, services, 
     """KIP-41: as much as possible from one, then from the next; it remembers where it left off between polls."""
     for partition in (1, 3):
         produce(services.bootstrap_servers, world.topic, partition, map(str, range(50)))
-    with world.live(batching="greedy", max_poll_records=40) as consumer:
+    with world.live(batching=kl.Batching(allocation="greedy"), max_poll_records=40) as consumer:
         batches = []
         while len(batches) < 3:
             batch = consumer.poll(SECONDS)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core import ghosts as core_ghosts
 from kafka_liveness_dagster.core.heartbeat import RunState
 from kafka_liveness_dagster.core.processes import Place, Process, Sign
@@ -155,7 +156,7 @@ def test_a_run_whose_worker_never_came_up(crashed, instance, clock):
 
 def test_an_older_ghost_than_all_the_runs_that_are_looked_at(world, instance, worker, clock):
     """Twenty runs have ended since: it took a place from all of them."""
-    desk = Ghostly(world, instance, max_live_runs=2)
+    desk = Ghostly(world, instance, watch=kl.Watch(max_live_runs=2))
     run = desk.works("live", host.process(worker.pid))
     job, tags = desk.defs.resolve_job_def(LIVE), lane_tags(world.group, "live")
     for _ in range(21):
@@ -184,7 +185,7 @@ def test_a_run_elsewhere_goes_by_its_signs_of_life(crashed, instance, clock, mon
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_run_that_says_nothing_is_told_and_failed_if_wanted(crashed, instance, clock, fails):
     """Of an older version, or killed before its first word; one that has not started is left alone."""
-    desk = Ghostly(crashed, instance, max_live_runs=3, fail_ghost_runs=fails)
+    desk = Ghostly(crashed, instance, watch=kl.Watch(max_live_runs=3, fail_ghost_runs=fails))
     run, starting = desk.run("live"), desk.run("live", status=None)
     instance.report_run_canceling(instance.get_run_by_id(starting))
     desk.run("live")
@@ -215,7 +216,7 @@ def test_a_member_is_no_ghost_whatever_else_is_heard_of_it(crashed, instance, cl
 
 def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashed, instance, worker, clock):
     """The only slot of the pool, and the only run at a time: the partition's next run starts, and finds a slot."""
-    desk = Ghostly(crashed, instance, auto_catch_up=True)
+    desk = Ghostly(crashed, instance, crash_lag=kl.CrashLag(auto_catch_up=True))
     with crashed.live() as consumer:
         join(crashed, consumer)
         desk.tick()

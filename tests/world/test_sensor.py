@@ -35,7 +35,8 @@ class Sensor:
 
     def tick(self):
         """One look; its result."""
-        resources = {self.asset.kafka_resource_key: self._kafka, self.asset.spark_resource_key: NO_SPARK}
+        keys = self.asset.settings.resources
+        resources = {keys.kafka: self._kafka, keys.spark: NO_SPARK}
         with dg.build_sensor_context(self._instance, self.cursor, resources=resources, sensor_name="watch") as context:
             result = self.asset.sensor.evaluate_tick(context)
         self.cursor = result.cursor
@@ -153,7 +154,9 @@ def test_a_static_member_that_ends(story):
 @contextmanager
 def member(kafka, topic, group):
     """A consumer that answers its group on a thread of its own, settled."""
-    with kafka.consumer(topics=[topic], group_id=group, max_batch_seconds=60, liveness="progress") as consumer:
+    with kafka.consumer(
+        topics=[topic], group_id=group, max_batch_seconds=60, membership=kl.Membership(liveness="progress")
+    ) as consumer:
         wait_for(lambda: consumer.poll(0.0) is None and consumer.assignment())
         yield consumer
 

@@ -95,7 +95,7 @@ def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
             raise ZeroDivisionError
         return dg.RunRequest(tags={"about": str(event)})
 
-    desk = Desk(crashed, instance, on_event=hook, event_jobs=[page])
+    desk = Desk(crashed, instance, watch=kl.Watch(on_event=hook, event_jobs=[page]))
     first = desk.tick()
     assert [request.job_name for request in first.run_requests] == ["orders_job"]
     assert "on_event failed with ZeroDivisionError" in first.asset_events[0].description
@@ -115,7 +115,7 @@ def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
 def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch):
     """Oldest first, none beside another, none of a held partition; who fails makes room, and is tried ever later."""
     w = crashed
-    desk = Desk(w, instance, auto_catch_up=True)
+    desk = Desk(w, instance, crash_lag=kl.CrashLag(auto_catch_up=True))
     with pytest.raises(ZeroDivisionError), w.live() as consumer:
         join(w, consumer)
         w.grow_to(170)
@@ -188,7 +188,7 @@ def test_a_run_that_commits_does_not_fail_all_the_time(world, instance, commits)
 def test_no_more_live_runs_than_partitions(world, instance):
     """A fifth run would have nothing to do at four partitions, whatever max_live_runs says."""
     world.grow_to(10)
-    desk = Desk(world, instance, max_live_runs=9)
+    desk = Desk(world, instance, watch=kl.Watch(max_live_runs=9))
     asked = []
     for _ in range(6):
         asked.append(len(desk.wanted()))

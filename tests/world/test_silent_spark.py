@@ -17,7 +17,7 @@ PORT = re.compile(r":(\d+)")
 
 def in_the_middle_of_a_batch(lonely, proxy, spark, rows, *, in_flight):
     """Spark works and is heard no more: fenced at its budget, given up soon after it, nothing of it committed."""
-    with lonely.start(batches_in_flight=in_flight) as run:
+    with lonely.start(batching={"in_flight": in_flight}) as run:
         wait_for(lambda: lonely.is_busy(spark), START)
         before = lonely.committed()
         proxy.fall_silent()

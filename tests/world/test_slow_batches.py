@@ -111,7 +111,7 @@ def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
 
 def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
     """It is a partition like any crash lag, with the reason on its page; a mended transform drains it."""
-    asset = world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST, on_poison="quarantine")
+    asset = world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST, batching=kl.Batching(on_poison="quarantine"))
     run = world.run(asset)
     assert run.success
     left = [offset for offset in range(OFFSETS) if offset != POISON]

@@ -137,7 +137,7 @@ def test_status_cuts_no_word_where_there_is_no_room(owing, run, columns):
 def test_status_shows_static_members_and_paused_partitions(world, run):
     """A static member by its name, its run by its commits; a held partition by its mark."""
     w = world
-    with w.live(group_instance_id="orders-1") as consumer:
+    with w.live(membership=kl.Membership(group_instance_id="orders-1")) as consumer:
         join(w, consumer)
         consumer.pause(w.topic, 3)
         found = json.loads(run("status", w.group, "--json").stdout)

@@ -129,7 +129,7 @@ def test_a_batch_may_overtake_in_the_table_but_not_in_the_commit_log(world, rows
 
 def test_one_setting_turns_it_off(world, rows):
     """With one batch in flight a transform is not called before the batch before is in the commit log."""
-    found, seen = world(3, batches_in_flight=1), []
+    found, seen = world(3, batching=kl.Batching(in_flight=1)), []
 
     def transform(batch):
         seen.append(found.committed())

@@ -102,7 +102,7 @@ def test_the_offsets_of_either_group_may_be_deleted(forgetful, of_second_log):
 @on_both_protocols
 def test_an_expired_first_log_does_not_skip_to_the_latest(forgetful):
     """With ``latest`` a plain consumer would never read what came while the pipeline stood still."""
-    world = forgetful(auto_offset_reset="latest")
+    world = forgetful(offsets=kl.Offsets(auto_offset_reset="latest"))
     world.grow_to(10)
     assert world.live() is None
     world.stranger_commits(0)
@@ -163,7 +163,7 @@ def test_a_table_that_is_gone_is_named_and_its_rows_are_owed(forgetful, replaced
     assert isinstance(error, RowsMissingError), error
     assert "0-50" in str(error)
     assert (world.committed(), world.offsets()) == (50, [])
-    assert world.live(on_missing_rows="owe") is None
+    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
     assert world.owed() == [(0, 50)]
     assert world.catch_up((0, 50)) is None
     assert world.offsets() == kept(0, 80)
@@ -178,7 +178,7 @@ def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forget
     error = world.live()
     assert isinstance(error, RowsMissingError), error
     assert f"{world.topic}:0:30-50, 20 offsets" in str(error)
-    assert world.live(on_missing_rows="owe") is None
+    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
     assert (world.owed(), world.offsets()) == ([(30, 50)], kept(0, 30))
     assert world.catch_up((30, 50)) is None
     is_exact_once_drained(world)
@@ -186,7 +186,7 @@ def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forget
 
 def test_what_the_broker_has_not_either_is_reported_as_lost(forgetful):
     """Owed is what can still be had; the rest is told once, and not again."""
-    world = forgetful(on_missing_rows="owe")
+    world = forgetful(offsets=kl.Offsets(on_missing_rows="owe"))
     world.grow_to(50)
     assert world.live() is None
     world.drop_table()
@@ -225,7 +225,7 @@ def test_two_tables_are_two_groups(forgetful):
     second, renamed = world.second_log(), f"{world.table}_renamed"
     for error in (
         world.live(table=renamed),
-        world.live(table=renamed, on_missing_rows="owe"),
+        world.live(table=renamed, offsets=kl.Offsets(on_missing_rows="owe")),
         world.catch_up((70, 120), table=renamed),
     ):
         assert isinstance(error, OtherTableError), error
@@ -351,7 +351,7 @@ def test_the_sensor_tells_a_table_that_lost_rows_and_a_topic_made_anew(forgetful
     _, exact = told(world.tick(), "")
     assert not exact.passed
     assert f"the table lacks {world.topic}:0:0-50, 50 offsets" in exact.description
-    assert world.live(on_missing_rows="owe") is None
+    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
     assert world.catch_up((0, 50)) is None
     world.make_topic_anew(80)
     with pytest.raises(TopicRecreatedError, match=world.topic_id()):
