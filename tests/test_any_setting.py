@@ -27,6 +27,7 @@ from kafka_liveness_dagster.settings.declarations import (
     KafkaResourceSettings,
     SparkResourceSettings,
 )
+from kafka_liveness_dagster.settings.groups import Group
 
 NOWHERE = "127.0.0.1:1"
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
@@ -54,7 +55,6 @@ LIKELY = {  # what may fit where a type alone does not say it
     "remote": st.sampled_from(["sc://h", "sc://h:1/;token=a;user_id=b", "sc://h:0"]),
     "ui_url": st.sampled_from(["http://h:4040", "https://h/ui", "h:4040"]),
     "extra": st.dictionaries(st.sampled_from(EXTRA), TEXTS | st.integers(0, 9_999_999).map(str), max_size=2),
-    "sensor_status": st.sampled_from(dg.DefaultSensorStatus),
     "default_status": st.sampled_from(dg.DefaultSensorStatus),
     "backfill_policy": st.just(dg.BackfillPolicy.multi_run(2)),
     "event_jobs": st.lists(st.just(PAGE), max_size=2),
@@ -67,8 +67,23 @@ LIKELY = {  # what may fit where a type alone does not say it
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 
 
+class Told(dict):
+    """What is told of a group, which is not made of it yet."""
+
+    def __init__(self, group, told):
+        super().__init__(told)
+        self.group = group
+
+
+def with_groups(told):
+    """The settings with each group made: which may refuse."""
+    return {name: one.group(**one) if isinstance(one, Told) else one for name, one in told.items()}
+
+
 def likely(name, field):
-    """Values that may fit, by the words and types of a setting's kind."""
+    """Values that may fit, by the words and types of a setting's kind; of a group, some of its settings."""
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
+        return some(field.annotation).map(lambda told: Told(field.annotation, told))
     parts = list(_parts(field.annotation))
     words = [word for part in parts if typing.get_origin(part) is typing.Literal for word in part.__args__]
     kinds = {bool: st.booleans(), int: st.integers(1, 9), float: st.floats(0.1, 99), str: NAME, type(None): st.none()}
@@ -98,7 +113,7 @@ def _one_or_any(fitting):
 def declare(make, told):
     """What is made of these settings, None when they are refused; no other exception is."""
     try:
-        return make(told)
+        return make(with_groups(told) if isinstance(told, dict) else told)
     except InvalidSettingError:
         return None
 
@@ -123,8 +138,8 @@ def test_an_asset(told):
     asset = declare(lambda one: kl.kafka_asset(**one)(lambda batch: batch), fine)
     if asset is not None:
         keys = {
-            asset.kafka_resource_key: kl.KafkaLivenessResource(),
-            asset.spark_resource_key: kl.SparkConnectResource(),
+            asset.settings.resources.kafka: kl.KafkaLivenessResource(),
+            asset.settings.resources.spark: kl.SparkConnectResource(),
         }
         loaded = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=keys))
         dg.Definitions.validate_loadable(loaded)
@@ -186,9 +201,12 @@ def test_a_spark_resource(told):
 
 
 @QUICK
-@given(some(KafkaAssetSettings, but=["transform", "sink", "on_event", "event_jobs", "backfill_policy"]))
-def test_a_component(told):
-    """In Python; what YAML makes of its values is in ``test_component``."""
-    component = declare(lambda one: kl.KafkaAssetComponent(sql="SELECT * FROM batch", **one), {**FINE, **told})
+@given(some(KafkaAssetSettings, but=["transform", "sink"]), st.booleans())
+def test_a_component(told, as_sections):
+    """In Python, and with groups as the sections that YAML has; what YAML makes of values is in ``test_component``."""
+    these = {name: dict(one) if as_sections and isinstance(one, Told) else one for name, one in told.items()}
+    component = declare(lambda one: kl.KafkaAssetComponent(sql="SELECT * FROM batch", **one), {**FINE, **these})
     if component is not None:
-        assert all(getattr(component, name) == value for name, value in told.items())
+        kinds = {name: KafkaAssetSettings.group(name) for name, one in these.items() if isinstance(one, dict)}
+        wanted = {**these, **{name: kind(**these[name]) for name, kind in kinds.items()}}
+        assert all(getattr(component, name) == value for name, value in wanted.items())

@@ -20,6 +20,7 @@ from dagster.components.core.package_entry import DG_PLUGIN_ENTRY_POINT_GROUP
 from dagster.components.testing import create_defs_folder_sandbox
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.settings.moved import MOVED
 
 TYPE = "kafka_liveness_dagster.KafkaAssetComponent"
 PAGE = Path(__file__).parents[1] / "docs" / "component.md"
@@ -28,6 +29,14 @@ SQL = "SELECT topic, partition, offset FROM batch"
 ORDERS = {"topics": ["orders"], "group_id": "orders-etl", "table": "lake.shop.orders", "sql": SQL}
 EMBEDDED = {"kafka": {"bootstrap_servers": "embedded"}, "spark": {}}
 CODE = {"on_event", "event_jobs", "backfill_policy"}
+GROUPS = {
+    "batching": kl.Batching,
+    "crash_lag": kl.CrashLag,
+    "offsets": kl.Offsets,
+    "membership": kl.Membership,
+    "watch": kl.Watch,
+    "resources": kl.ResourceKeys,
+}
 PROJECT = """
 [project]
 name = "shop"
@@ -99,13 +108,10 @@ def refused(project, **attributes):
 
 
 def test_no_setting_is_forgotten():
-    """The component has every setting of ``kafka_asset``, with its type, default and description, and four more.
-
-    Only what is code stays with the decorator: the hook for events, the jobs it starts, Dagster's own policy.
-    """
+    """The component has every setting of ``kafka_asset``, with its type, default and description, and four more."""
     fields = kl.KafkaAssetComponent.model_fields
-    asked = {name: one for name, one in signature(kl.kafka_asset).parameters.items() if name not in CODE}
-    seen = {"Sequence": Sequence, "Callable": Callable, "Hook": object, "Sink": Callable[..., typing.Any]}
+    asked = signature(kl.kafka_asset).parameters
+    seen = {"Sequence": Sequence, "Callable": Callable, "Sink": Callable[..., typing.Any]}
     types = typing.get_type_hints(kl.kafka_asset, localns=seen)
     told = typing.get_type_hints(kl.KafkaAssetComponent)
     assert set(fields) ^ set(asked) == {"sql", "transform", "kafka", "spark"}
@@ -118,18 +124,35 @@ def test_no_setting_is_forgotten():
         assert told[name] == wanted, name
 
 
+def test_editors_are_told_every_setting():
+    """Of the schema: its words and default, and of a group each of its own, but for what only Python can say."""
+    schema = kl.KafkaAssetComponent.get_model_cls().model_json_schema()
+    assert [name for name, told in schema["properties"].items() if not told.get("description")] == []
+    for name, group in GROUPS.items():
+        assert schema["properties"][name]["default"] == {}
+        section = schema["$defs"][group.__name__]
+        assert section["additionalProperties"] is False
+        assert set(section["properties"]) == set(group.model_fields) - CODE
+        for setting, told in section["properties"].items():
+            field = group.model_fields[setting]
+            assert told["description"] == " ".join(field.description.replace("``", "`").split()).replace(":class:", "")
+            assert told["default"] == getattr(field.default, "value", field.default), setting
+
+
 def test_every_setting_arrives(project, monkeypatch):
     """What YAML says is what ``kafka_asset`` is told, setting by setting."""
     told = {
-        "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "min_crash_lag": 70,
-        "max_owed_ranges": 3, "on_data_loss": "skip", "on_missing_rows": "owe", "auto_offset_reset": "latest",
-        "liveness": "progress",
-        "on_poison": "quarantine", "group_instance_id": "etl-0", "idle_seconds": 1.5, "max_live_runs": 1,
-        "max_lag": 5_000, "max_crash_lag_age_seconds": 3600.0,
-        "batching": "greedy", "batches_in_flight": 1, "auto_catch_up": True, "ghost_after_seconds": 30.0,
-        "fail_ghost_runs": True,
-        "sensor_interval_seconds": 30, "sensor_status": "RUNNING", "group_name": "shop", "name": "web_orders",
-        "kafka_resource_key": "k", "spark_resource_key": "s", "topics": "orders",
+        "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "idle_seconds": 1.5,
+        "batching": {"allocation": "greedy", "in_flight": 1, "on_poison": "quarantine"},
+        "crash_lag": {"min_offsets": 70, "max_ranges": 3, "auto_catch_up": True, "max_age_seconds": 3600.0},
+        "offsets": {"on_data_loss": "skip", "on_missing_rows": "owe", "auto_offset_reset": "latest"},
+        "membership": {"liveness": "progress", "group_instance_id": "etl-0"},
+        "watch": {
+            "max_live_runs": 1, "minimum_interval_seconds": 30, "default_status": "RUNNING", "max_lag": 5_000,
+            "ghost_after_seconds": 30.0, "fail_ghost_runs": True,
+        },
+        "resources": {"kafka": "k", "spark": "s"},
+        "group_name": "shop", "name": "web_orders", "topics": "orders",
     }  # fmt: skip
     heard = {}
 
@@ -140,9 +163,13 @@ def test_every_setting_arrives(project, monkeypatch):
     monkeypatch.setattr("kafka_liveness_dagster.declare.component.kafka_asset", listen)
     write(project, **told, **EMBEDDED)
     load(project)
-    wanted = {**ORDERS, **told, "sink": None, "sensor_status": dg.DefaultSensorStatus.RUNNING}
+    told["watch"]["default_status"] = dg.DefaultSensorStatus.RUNNING
+    groups = {name: group(**told[name]) for name, group in GROUPS.items()}
+    wanted = {**ORDERS, **told, **groups, "sink": None}
     assert heard == {name: value for name, value in wanted.items() if name != "sql"}
-    assert set(heard) == set(signature(kl.kafka_asset).parameters) - CODE, "a new setting is not told here yet"
+    assert set(heard) == set(signature(kl.kafka_asset).parameters), "a new setting is not told here yet"
+    for name, group in GROUPS.items():
+        assert set(told[name]) == set(group.model_fields) - CODE, "a new setting is not told here yet"
 
 
 def test_the_page_shows_what_loads(project, monkeypatch):
@@ -177,18 +204,34 @@ def test_text_is_text_and_a_template_may_give_a_number(project, monkeypatch):
     """A variable holds text where a number or a truth is wanted; what is quoted in the YAML is meant as text."""
     monkeypatch.setenv("LAG", "5")
     monkeypatch.setenv("JUMPS", "true")
+    monkeypatch.setenv("STATUS", "RUNNING")
     write(
         project,
         group_id="5",
         topics=["7", "{{ 'or' ~ 'ders' }}"],
-        max_lag="{{ env.LAG }}",
+        watch={"max_lag": "{{ env.LAG }}", "default_status": "{{ env.STATUS }}", "fail_ghost_runs": "{{ env.JUMPS }}"},
+        membership={"group_instance_id": "5"},
+        batching={"in_flight": "{{ 1 + 1 }}", "allocation": "{{ 'gree' ~ 'dy' }}"},
         enable_parallel_rebalance="{{ env.JUMPS }}",
         max_poll_records="{% if true %}auto{% endif %}",
         idle_seconds="{{ env('IDLE', '1.5') }}",
     )
     component, _ = load(project)
-    told = ("group_id", "topics", "max_lag", "enable_parallel_rebalance", "max_poll_records", "idle_seconds")
-    assert [getattr(component, name) for name in told] == ["5", ["7", "orders"], 5, True, "auto", 1.5]
+    told = ("group_id", "topics", "enable_parallel_rebalance", "max_poll_records", "idle_seconds")
+    assert [getattr(component, name) for name in told] == ["5", ["7", "orders"], True, "auto", 1.5]
+    running = dg.DefaultSensorStatus.RUNNING
+    assert component.watch == kl.Watch(max_lag=5, default_status=running, fail_ghost_runs=True)
+    assert component.membership == kl.Membership(group_instance_id="5")
+    assert component.batching == kl.Batching(in_flight=2, allocation="greedy")
+
+
+@pytest.mark.parametrize("name", sorted({*MOVED} - CODE))
+def test_what_moved_is_told_as_yaml(project, name):
+    """The section to write instead, with the value in it."""
+    group, setting = MOVED[name]
+    said = refused(project, name="web", **{name: "greedy"})
+    assert re.search(rf"attributes at .*orders/defs\.yaml:\d+`\n.*{name} of asset web has moved", said), said
+    assert f'{name} of asset web has moved: write {group}: {{{setting}: "greedy"}}' in said
 
 
 def test_a_function_beside_the_yaml_is_found(project):
@@ -243,11 +286,23 @@ def test_sql_describes_its_asset(project):
             "the component of group orders-etl is 'many': wanted a whole number",
         ),
         ({"max_poll_records": "{{ 'many' }}", "name": "sales"}, "max_poll_records of asset sales is 'many': wanted"),
-        ({"on_data_loss": "ignore"}, "on_data_loss of .* is 'ignore': wanted 'raise' or 'skip'"),
         (
-            {"max_lag": "5", "min_crash_lag": True},
-            r"min_crash_lag of .* is True: .*\nmax_lag of .* is '5': ",
+            {"offsets": {"on_data_loss": "ignore"}},
+            "offsets.on_data_loss of the component of group orders-etl is 'ignore': wanted 'raise' or 'skip'",
         ),
+        ({"batching": {"in_flight": 3}, "name": "sales"}, "batching.in_flight of asset sales is 3: wanted 1 or 2"),
+        ({"batching": {"in_flight": "{{ 'two' }}"}}, "batching.in_flight of .* is 'two': wanted 1 or 2"),
+        (
+            {"watch": {"max_lag": "5"}, "crash_lag": {"min_offsets": True}, "topics": "a b"},
+            r"topics.* of .* is 'a b': .*\ncrash_lag.min_offsets of .* is True: .*\nwatch.max_lag of .* is '5': ",
+        ),
+        (
+            {"batching": {"in_fligth": 2}},
+            r"(?s)defs\.yaml:\d+.*'in_fligth' is no setting of Batching: did you mean in_flight\?",
+        ),
+        ({"watch": {"on_event": "page"}}, "'on_event' is no setting of Watch"),
+        ({"batching": 7}, r"attributes.batching.* at .*orders/defs\.yaml:\d+"),
+        ({"crash_lag": "{{ 'soon' }}"}, r"crash_lag of .* is 'soon': wanted kl\.CrashLag"),
         ({"topics": ["orders", "5", 5]}, r"topics\[2\] of .* is 5: wanted a topic of Kafka's"),
         ({"enable_parallel_rebalance": "no"}, "enable_parallel_rebalance of .* is 'no': wanted True or False"),
         ({"group_id": 5}, "group_id of the component of group 5 is 5: wanted 1 to 249 printable"),
@@ -256,7 +311,7 @@ def test_sql_describes_its_asset(project):
             r"defs.yaml:\d+(?s:.*)session_timeout_seconds .* is '5': ",
         ),
         ({"kafka": 7}, r"attributes.kafka.* at .*orders/defs\.yaml:\d+"),
-        ({"sensor_status": "ON"}, "sensor_status of .* is 'ON': wanted .*RUNNING or STOPPED"),
+        ({"watch": {"default_status": "ON"}}, "watch.default_status of .* is 'ON': wanted .*RUNNING or STOPPED"),
         ({"group_id": "etl.catch-up"}, "second commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
     ],
@@ -288,7 +343,7 @@ def test_one_key_is_one_resource(project):
     assert "'audit-etl' and 'orders-etl' declare different resources under one key, 'kafka'" in said
     (project.defs_folder_path / "orders" / "defs.yaml").unlink()
     (project.defs_folder_path / "orders").rmdir()
-    write(project, **elsewhere, kafka_resource_key="other_kafka")
+    write(project, **elsewhere, resources={"kafka": "other_kafka"})
     with project.build_all_defs() as defs:
         dg.Definitions.validate_loadable(defs)
 
@@ -346,7 +401,7 @@ def test_dg_scaffolds_what_it_accepts(dg_in, tmp_path):
     assert attributes["topics"] == ["web-orders"]
     lines = written.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("  sql:"))
-    written.write_text("\n".join([*lines[:at], "  max_pol_records: 1", "  max_lag: -1", *lines[at + 3 :]]))
+    written.write_text("\n".join([*lines[:at], "  max_pol_records: 1", "  idle_seconds: -1", *lines[at + 3 :]]))
     ((code, said),) = dg_in("check yaml")
     assert code == 1
     assert f"web-orders/defs.yaml:{at + 1}" in said

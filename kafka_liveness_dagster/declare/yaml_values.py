@@ -103,7 +103,8 @@ def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
         told = _told(context, section, read)
         return resource(**told) if isinstance(section, BaseModel) else told
 
-    section = _section(resource, {name: (kinds[name], field) for name, field in resource.model_fields.items()})
+    fields = {name: (kinds[name], field) for name, field in resource.model_fields.items()}
+    section = _section(resource, fields, dg.Model)
     return dg.Resolver(made, model_field_type=section | None, inject_before_resolve=False)
 
 
@@ -117,10 +118,12 @@ def group_in_yaml(group: type[Group]) -> dg.Resolver:
         return _told(context, section, read)
 
     fields = {name: (field, field) for name, field in group.model_fields.items() if name not in ONLY_IN_PYTHON}
-    return dg.Resolver(told, model_field_type=_section(group, fields), inject_before_resolve=False)
+    return dg.Resolver(told, model_field_type=_section(group, fields, _Spelt), inject_before_resolve=False)
 
 
-def _section(of: type[BaseModel], fields: Mapping[str, tuple[FieldInfo, FieldInfo]]) -> type[BaseModel]:
+def _section(
+    of: type[BaseModel], fields: Mapping[str, tuple[FieldInfo, FieldInfo]], base: type[BaseModel]
+) -> type[BaseModel]:
     """A section of YAML with fields of these kinds, each with default and description; a value may be a template."""
     types = anything_like({name: kind for name, (kind, _) in fields.items()})
     made: dict[str, Any] = {
@@ -133,10 +136,10 @@ def _section(of: type[BaseModel], fields: Mapping[str, tuple[FieldInfo, FieldInf
         )
         for name, (_, field) in fields.items()
     }
-    return create_model(of.__name__, __base__=_Section, __doc__=of.__doc__, **made)
+    return create_model(of.__name__, __base__=base, __doc__=of.__doc__, **made)
 
 
-class _Section(dg.Model):
+class _Spelt(dg.Model):
     @model_validator(mode="before")
     @classmethod
     def _spelt(cls, told: Any) -> Any:

@@ -56,9 +56,8 @@ class Location:
             "max_batch_seconds": 60,
             "idle_seconds": 0.3,
             "batching": {"in_flight": in_flight},
-            "membership": {
-                "liveness": "progress" if members > 1 else "poll"
-            },  # of two, one is in the middle of a batch
+            # of two, one is in the middle of a batch
+            "membership": {"liveness": "progress" if members > 1 else "poll"},
         }
         timeouts = {"session_timeout_seconds": SESSION} if protocol == "classic" else {}
         self.kafka_settings = {

@@ -433,9 +433,8 @@ def added(services, produce):
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
 
     def member(reset):
-        return kafka.consumer(
-            topics=[topic], group_id=f"etl-{topic}-{reset}", offsets=kl.Offsets(auto_offset_reset=reset)
-        )
+        offsets = kl.Offsets(auto_offset_reset=reset)
+        return kafka.consumer(topics=[topic], group_id=f"etl-{topic}-{reset}", offsets=offsets)
 
     def see():
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()

@@ -17,6 +17,7 @@ from kafka_liveness_dagster.kafka.errors import FencedError
 
 PATIENCE = 30.0
 SESSION, HEARTBEAT = 1.5, 0.5  # seconds
+STATIC, PROGRESS = kl.Membership(group_instance_id="etl-0"), kl.Membership(liveness="progress")
 
 
 class Group:
@@ -209,7 +210,7 @@ def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
 
 def test_in_progress_mode_a_rebalance_does_not_wait(group):
     """The second member has its partitions after two heartbeats and a second, in the middle of the first's batch."""
-    with group.consumer(membership=kl.Membership(liveness="progress")) as first:
+    with group.consumer(membership=PROGRESS) as first:
         batch = whole_topic(first)
         with Other(group) as other:
             seconds_until(lambda: other.got_after is not None, patience=10.0)
@@ -222,7 +223,7 @@ def test_in_progress_mode_a_rebalance_does_not_wait(group):
 
 def test_in_progress_mode_a_batch_without_progress_is_thrown_out(group):
     """That the watchdog answers rebalances keeps no stalled batch in the group; heartbeats of the op do."""
-    with group.consumer(max_batch_seconds=2.0, membership=kl.Membership(liveness="progress")) as consumer:
+    with group.consumer(max_batch_seconds=2.0, membership=PROGRESS) as consumer:
         batch = whole_topic(consumer)
         for _ in range(12):
             work(0.3)
@@ -276,17 +277,17 @@ def test_manual_assignment_has_no_member_and_no_group_thread(group, services, pr
 
 def test_a_static_member_that_comes_back_in_time_moves_no_partitions(group):
     """KIP-345: a restart within the session keeps the partitions where they were; nothing is owed."""
-    with group.consumer(membership=kl.Membership(group_instance_id="etl-0"), max_poll_records=100) as first:
+    with group.consumer(membership=STATIC, max_poll_records=100) as first:
         first.commit(first.poll(PATIENCE))
         seconds_until(lambda: len(first.assignment()) == 4)
-    with group.consumer(membership=kl.Membership(group_instance_id="etl-0"), enable_parallel_rebalance=True) as again:
+    with group.consumer(membership=STATIC, enable_parallel_rebalance=True) as again:
         assert sum(r.size for r in again.poll(PATIENCE).ranges) == 100
         assert again.jumped == []
 
 
 def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
     """It does not leave the group when it closes: others get its partitions at the session timeout, released."""
-    with group.consumer(membership=kl.Membership(group_instance_id="etl-0")) as static:
+    with group.consumer(membership=STATIC) as static:
         static.commit(whole_topic(static))
     assert {mark for _, mark in group.first_log().values()} == {Mark.RELEASED}
     assert len(group.members()) == 1
@@ -296,7 +297,7 @@ def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
 
 def test_a_stalled_static_member_keeps_its_partitions_for_one_session_more(group):
     """Its process timeout ends the heartbeats and refuses its commit; the coordinator waits for the session."""
-    with group.consumer(max_batch_seconds=2.0, membership=kl.Membership(group_instance_id="etl-0")) as static:
+    with group.consumer(max_batch_seconds=2.0, membership=STATIC) as static:
         batch = whole_topic(static)
         work(2.3)
         assert len(group.members()) == 1
@@ -309,8 +310,8 @@ def test_a_stalled_static_member_keeps_its_partitions_for_one_session_more(group
 def test_two_consumers_with_one_instance_id_end_with_a_named_error(group):
     """The group keeps one of them (classic: the new one, KIP-848: the old one); the other hears why and is out."""
     with (
-        group.consumer(membership=kl.Membership(group_instance_id="etl-0")) as first,
-        group.consumer(membership=kl.Membership(group_instance_id="etl-0")) as second,
+        group.consumer(membership=STATIC) as first,
+        group.consumer(membership=STATIC) as second,
     ):
         batch = whole_topic(first)
         out, stays = (first, second) if group.protocol == "classic" else (second, first)
