@@ -138,7 +138,7 @@ def crash_lag_age(
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
     told = f"{owed:,} offsets in {_count(ranges, 'range')} are owed, the oldest for {oldest_seconds:,.0f} s"
     if max_age_seconds is None:
-        return Verdict(Gravity.FINE, f"{told}; no bound is set (max_crash_lag_age_seconds)", numbers)
+        return Verdict(Gravity.FINE, f"{told}; no bound is set (max_age_seconds of CrashLag)", numbers)
     numbers["max_crash_lag_age_seconds"] = max_age_seconds
     if oldest_seconds > max_age_seconds:
         remedy = "Materialize the missing partitions, or let the sensor do it (auto_catch_up)"

@@ -50,7 +50,7 @@ class Found:
             told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
             log.warning(told, self.jumped[-1], skipped.size, resumed.position)
         if resumed.overflow is not None:
-            told = "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges"
+            told = "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_ranges of CrashLag"
             log.warning(told, tp, resumed.overflow.start)
 
     def lose(self, tp: TopicPartition, lost: Span, log: Logger) -> None:

@@ -33,7 +33,7 @@ _WHAT = {
     EXACT: "Every offset below the committed one, since the group began, is in the table, owed, or told as lost: the "
     "commit logs held against what the table's snapshots say that it has.",
     CRASH_LAG_AGE: "How long Dagster has known of the oldest range that is still owed, at most "
-    "max_crash_lag_age_seconds.",
+    "max_age_seconds of CrashLag.",
 }
 
 

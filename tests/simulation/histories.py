@@ -21,7 +21,7 @@ MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not t
     "committed %s: %s in %.2f s",
     "written %s and committed but for %s, which its new owner writes again: %s in %.2f s",
     "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d",
-    "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges",
+    "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_ranges of CrashLag",
     "%s is paused at %d, in both lanes: resume() lets it go on",
     "waits for partitions: %s; the others finish their batches first",
     "handed over before the commit, replayed by the new owner: %s",

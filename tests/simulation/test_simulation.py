@@ -21,7 +21,7 @@ def test_a_group_that_crashes_for_years_owes_what_it_skipped():
     with simulated():
         simulation = Simulation(2, scenario, crashing).run()
     told = {what for _, what, *_ in simulation.history}
-    assert "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_owed_ranges" in told
+    assert "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_ranges of CrashLag" in told
     assert len(simulation.materialized) > 3
 
 
