@@ -87,8 +87,10 @@ def like() -> Callable[..., KafkaAsset]:
 
     def make(asset: KafkaAsset, **settings: object) -> KafkaAsset:
         theirs = dict(asset.settings)
-        ours = {name: theirs[name].but(**one) if isinstance(one, dict) else one for name, one in settings.items()}
-        return type(asset)(type(asset.settings)(**{**theirs, **ours}))
+        for name, one in settings.items():
+            is_part = isinstance(one, dict)
+            theirs[name] = type(theirs[name])(**{**dict(theirs[name]), **one}) if is_part else one
+        return type(asset)(type(asset.settings)(**theirs))
 
     return make
 

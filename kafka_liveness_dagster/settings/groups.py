@@ -47,10 +47,6 @@ class Group(Declared, dg.Resolvable):
         """The same of these settings, and the defaults of the others: for who takes no others."""
         return type(self)(**{name: getattr(self, name) for name in names})
 
-    def but(self, **changes: Any) -> Self:
-        """The same with some settings changed."""
-        return type(self)(**{**dict(self), **changes})
-
 
 class Batching(Group):
     """How batches are cut and written."""
