@@ -1,8 +1,9 @@
-"""Imports only go down: core <- kafka, core <- spark, all <- the Dagster face <- the example."""
+"""Imports only go down: core <- kafka, core <- spark, all <- the Dagster face <- the example; as DESIGN.md draws it."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 PACKAGE = "kafka_liveness_dagster"
 ROOT = Path(__file__).parents[1] / PACKAGE
 MODULES = sorted(ROOT.rglob("*.py"))
+ROOMS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in MODULES} - {"__init__"}
+DESIGN = (ROOT.parent / "DESIGN.md").read_text(encoding="utf-8")
 MAX_LINES = 250
 FLOORS = {  # folder: what its modules may import beside the standard library
     "core": {f"{PACKAGE}.core"},
@@ -49,6 +52,42 @@ def is_standard(name):
     return name.split(".")[0] in sys.stdlib_module_names
 
 
+def arrows():
+    """Which room imports from which: an arrow is a pair. The root's own names are everybody's, and no room."""
+    found = {
+        (path.relative_to(ROOT).with_suffix("").parts[0], name.split(".")[1])
+        for path in MODULES
+        for name in imports(path)
+        if is_under(name, {f"{PACKAGE}.{room}" for room in ROOMS})
+    }
+    return {(above, below) for above, below in found if above in ROOMS and above != below}
+
+
+def below(room, among):
+    """Every room that arrows lead to from this one, over others too."""
+    found, waiting = set(), [room]
+    while waiting:
+        further = {end for start, end in among if start == waiting[-1]} - found
+        waiting[-1:] = further
+        found |= further
+    return found
+
+
+def not_over_others(among):
+    """The arrows without those whose end is reached over a third room anyway: what a picture needs."""
+    return {
+        (above, end)
+        for above, end in among
+        if not any(end in below(other, among) for start, other in among if start == above and other != end)
+    }
+
+
+def drawn(text):
+    """The arrows of a flowchart: ``cli --> metadata & resources`` is two."""
+    lines = re.findall(r"^ +(\w+) --> (\w+(?: & \w+)*)$", text, re.MULTILINE)
+    return [(above, end) for above, ends in lines for end in ends.split(" & ")]
+
+
 def named(path):
     """A module as the folder listing shows it."""
     return str(path.relative_to(ROOT))
@@ -76,6 +115,37 @@ def test_a_module_fits_on_a_few_screens(path):
 def test_the_floors_are_where_they_are_looked_for():
     """A renamed floor would pass every test above by not being there."""
     assert {path.relative_to(ROOT).parts[0] for path in MODULES} >= set(FLOORS)
+
+
+def test_the_picture_is_what_the_imports_are():
+    """Each arrow of DESIGN.md is there, once, and each that is there is drawn, but for what a third room explains."""
+    [picture] = re.findall(r"^```mermaid\n(.*?)^```", DESIGN, re.DOTALL | re.MULTILINE)
+    assert sorted(drawn(picture)) == sorted(not_over_others(arrows()))
+    assert len(drawn(picture)) == picture.count("-->") + picture.count("&")
+
+
+def test_no_arrow_goes_up():
+    """The table lists every room once, the highest first, and a room imports from lower ones alone: so no circle."""
+    listed = re.findall(r"^\| `(\w+)` \|", DESIGN.split("## Shape")[1].split("\n## ")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(ROOMS)
+    assert [(above, end) for above, end in arrows() if listed.index(above) >= listed.index(end)] == []
+
+
+def test_an_arrow_over_a_third_room_needs_no_line():
+    """The look itself: what is reached over others is left out, a circle and what is near are not."""
+    assert below("a", {("a", "b"), ("b", "c"), ("d", "a")}) == {"b", "c"}
+    assert below("a", {("a", "b"), ("b", "a")}) == {"a", "b"}
+    assert not_over_others({("a", "b"), ("b", "c"), ("c", "d"), ("a", "d"), ("b", "d")}) == {
+        ("a", "b"), ("b", "c"), ("c", "d"),
+    }  # fmt: skip
+    assert drawn("flowchart TD\n    a --> b & c\n    b --> c\n") == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def test_the_design_names_modules_that_are_there():
+    """``core.pace`` is a module of a room; what has moved is named where it is now."""
+    told = re.findall(rf"`({'|'.join(sorted(ROOMS))})\.(\w+)[\w.]*`", DESIGN)
+    assert ("core", "pace") in told
+    assert [".".join(name) for name in told if not (ROOT.joinpath(*name).with_suffix(".py")).is_file()] == []
 
 
 def test_importing_the_package_starts_neither_client():
