@@ -1,5 +1,6 @@
 """Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
 
+What is public is in ``__all__``; the folders' modules are the package's own, and change without notice.
 Names are loaded when they are first used: importing the package imports neither dagster, pyspark nor
 confluent_kafka, and a machine that only shows the UI needs neither Java nor a broker. It tells pyspark, though, that
 Spark is reached through Spark Connect in this process.
@@ -12,12 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.commit_log import ForeignCommitError
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.events import (
         CrashLagFound,
         GhostFound,
         GroupDied,
         GroupEmptied,
+        GroupEvent,
         LeaveReason,
         MemberJoined,
         MemberLeft,
@@ -27,76 +30,188 @@ if TYPE_CHECKING:
     )
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.heartbeat import FenceReason
-    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.ledger_text import LedgerError
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+    from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+    from kafka_liveness_dagster.core.resume import NoCommittedOffsetError
+    from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
+    from kafka_liveness_dagster.core.witnesses import (
+        DataExpiredError,
+        OtherTableError,
+        RowsMissingError,
+        TopicRecreatedError,
+    )
     from kafka_liveness_dagster.declare.asset import kafka_asset
     from kafka_liveness_dagster.declare.component import KafkaAssetComponent
     from kafka_liveness_dagster.declare.definitions import KafkaAsset
+    from kafka_liveness_dagster.embedded.errors import (
+        JarsError,
+        JavaNotFoundError,
+        PortTakenError,
+        ServiceNotStartedError,
+    )
+    from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
+    from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.kafka.errors import (
+        AccessRefusedError,
+        BrokerUnreachableError,
+        CommitRefusedError,
+        FencedError,
+        KafkaRefusedError,
+        TopicNotFoundError,
+    )
+    from kafka_liveness_dagster.kafka.records import OvertakenError
+    from kafka_liveness_dagster.kafka.second_log import NotOwedError
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
     from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets, ResourceKeys, Watch
+    from kafka_liveness_dagster.spark.errors import (
+        RowsOutsideBatchError,
+        SparkCancelledError,
+        SparkFailedError,
+        SparkSilentError,
+        SparkUnreachableError,
+        TableSchemaError,
+        TransformError,
+        UnreadableRecordError,
+        WriteConflictError,
+    )
+    from kafka_liveness_dagster.spark.history import TableUnreadableError
     from kafka_liveness_dagster.spark.sink import Replacement, Sink
 
 __all__ = [
+    "AccessRefusedError",
     "Batch",
     "Batching",
+    "BrokerUnreachableError",
+    "CatchUpConsumer",
+    "CommitRefusedError",
     "CrashLag",
     "CrashLagFound",
+    "DataExpiredError",
     "FenceReason",
+    "FencedError",
+    "ForeignCommitError",
     "GhostFound",
     "GroupDied",
     "GroupEmptied",
+    "GroupEvent",
     "InvalidSettingError",
+    "JarsError",
+    "JavaNotFoundError",
     "KafkaAsset",
     "KafkaAssetComponent",
     "KafkaLivenessError",
     "KafkaLivenessResource",
+    "KafkaRefusedError",
     "LeaveReason",
+    "LedgerError",
+    "LivenessConsumer",
     "MemberJoined",
     "MemberLeft",
     "Membership",
+    "NoCommittedOffsetError",
+    "NotOwedError",
     "OffsetRange",
     "Offsets",
+    "OtherTableError",
+    "OvertakenError",
     "OwedForgotten",
+    "PausedPartitionError",
+    "PoisonedOffsetError",
+    "PortTakenError",
     "RebalanceCompleted",
     "RebalanceStarted",
     "Replacement",
     "ResourceKeys",
+    "RowsMissingError",
+    "RowsOutsideBatchError",
+    "RunBudgetSpentError",
+    "ServiceNotStartedError",
     "Sink",
+    "SparkCancelledError",
     "SparkConnectResource",
+    "SparkFailedError",
+    "SparkSilentError",
+    "SparkUnreachableError",
+    "TableSchemaError",
+    "TableUnreadableError",
+    "TopicNotFoundError",
+    "TopicPartition",
+    "TopicRecreatedError",
+    "TransformError",
+    "UnreadableRecordError",
     "Watch",
+    "WriteConflictError",
     "build_group_sensor",
     "kafka_asset",
 ]
 
 _HOMES = {
+    "AccessRefusedError": "kafka.errors",
     "Batch": "core.fairness",
     "Batching": "settings.groups",
+    "BrokerUnreachableError": "kafka.errors",
+    "CatchUpConsumer": "kafka.catch_up",
+    "CommitRefusedError": "kafka.errors",
     "CrashLag": "settings.groups",
     "CrashLagFound": "core.events",
+    "DataExpiredError": "core.witnesses",
     "FenceReason": "core.heartbeat",
+    "FencedError": "kafka.errors",
+    "ForeignCommitError": "core.commit_log",
     "GhostFound": "core.events",
     "GroupDied": "core.events",
     "GroupEmptied": "core.events",
+    "GroupEvent": "core.events",
     "InvalidSettingError": "core.errors",
+    "JarsError": "embedded.errors",
+    "JavaNotFoundError": "embedded.errors",
     "KafkaAsset": "declare.definitions",
     "KafkaAssetComponent": "declare.component",
     "KafkaLivenessError": "core.errors",
     "KafkaLivenessResource": "resources.kafka",
+    "KafkaRefusedError": "kafka.errors",
     "LeaveReason": "core.events",
+    "LedgerError": "core.ledger_text",
+    "LivenessConsumer": "kafka.consumer",
     "MemberJoined": "core.events",
     "MemberLeft": "core.events",
     "Membership": "settings.groups",
+    "NoCommittedOffsetError": "core.resume",
+    "NotOwedError": "kafka.second_log",
     "OffsetRange": "core.offsets",
     "Offsets": "settings.groups",
+    "OtherTableError": "core.witnesses",
+    "OvertakenError": "kafka.records",
     "OwedForgotten": "core.events",
+    "PausedPartitionError": "kafka.catch_up",
+    "PoisonedOffsetError": "core.pace",
+    "PortTakenError": "embedded.errors",
     "RebalanceCompleted": "core.events",
     "RebalanceStarted": "core.events",
     "Replacement": "spark.sink",
     "ResourceKeys": "settings.groups",
+    "RowsMissingError": "core.witnesses",
+    "RowsOutsideBatchError": "spark.errors",
+    "RunBudgetSpentError": "core.timeouts",
+    "ServiceNotStartedError": "embedded.errors",
     "Sink": "spark.sink",
+    "SparkCancelledError": "spark.errors",
     "SparkConnectResource": "resources.spark",
+    "SparkFailedError": "spark.errors",
+    "SparkSilentError": "spark.errors",
+    "SparkUnreachableError": "spark.errors",
+    "TableSchemaError": "spark.errors",
+    "TableUnreadableError": "spark.history",
+    "TopicNotFoundError": "kafka.errors",
+    "TopicPartition": "core.offsets",
+    "TopicRecreatedError": "core.witnesses",
+    "TransformError": "spark.errors",
+    "UnreadableRecordError": "spark.errors",
     "Watch": "settings.groups",
+    "WriteConflictError": "spark.errors",
     "build_group_sensor": "sensor.sensor",
     "kafka_asset": "declare.asset",
 }

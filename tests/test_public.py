@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import trove_classifiers
 
 import kafka_liveness_dagster as kl
 
 ROOT = Path(__file__).parents[1]
+NO_CLASS = {"GroupEvent"}  # a union has no docstring
+OF_COMMANDS = (
+    "kafka_liveness_dagster.cli.",
+    "kafka_liveness_dagster.embedded.doctor",
+    "kafka_liveness_dagster.kafka.topics",
+)
+INSIDE = {"HandoverDueError"}  # raised to who waits within a poll, and caught there
 
 
 def test_what_completion_offers_is_public():
     """The names of ``__all__`` and no helper; each can be had, and has a docstring."""
     offered = [name for name in dir(kl) if not name.startswith("_")]
     assert offered == sorted(kl.__all__)
-    assert all(getattr(kl, name).__doc__ for name in offered)
+    assert all(getattr(kl, name).__doc__ for name in set(offered) - NO_CLASS)
+    assert get_args(kl.GroupEvent)
+
+
+def errors(known=kl.KafkaLivenessError):
+    """Every error of the package below this one, when all its modules are loaded."""
+    for module in pkgutil.walk_packages(kl.__path__, f"{kl.__name__}."):
+        import_module(module.name)
+    found, waiting = set(), [known]
+    while waiting:
+        error = waiting.pop()
+        found.add(error)
+        waiting += [below for below in error.__subclasses__() if below.__module__.startswith(f"{kl.__name__}.")]
+    return found
+
+
+def test_every_error_that_code_may_meet_can_be_named_in_an_except():
+    """But those of commands, which print them and end; and each public one is explained in docs/errors.md."""
+    met = {error.__name__: error for error in errors() if not error.__module__.startswith(OF_COMMANDS)}
+    public = {name: getattr(kl, name) for name in kl.__all__ if name.endswith("Error")}
+    assert public == {name: error for name, error in met.items() if name not in INSIDE}
+    explained = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(public) if f"`{name}`" not in explained] == []
 
 
 def test_a_package_index_is_told_nothing_that_it_has_not():

@@ -186,6 +186,7 @@ GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
     CrashLagFound,
     OwedForgotten,
 ]
+"""Any of them: what ``on_event`` is given."""
 
 
 def identity(event: GroupEvent) -> str:

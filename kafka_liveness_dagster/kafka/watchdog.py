@@ -1,4 +1,4 @@
-"""Who notices that a batch takes too long, or that its run is gone? The only threads of this package.
+"""Who notices that a batch takes too long, or that its run is gone? Threads of its own, beside the batch.
 
 It never decides (``core.heartbeat`` does) and never commits progress: it raises the fence and leaves the group.
 """
