@@ -73,11 +73,11 @@ if TYPE_CHECKING:
         SparkSilentError,
         SparkUnreachableError,
         TableSchemaError,
+        TableUnreadableError,
         TransformError,
         UnreadableRecordError,
         WriteConflictError,
     )
-    from kafka_liveness_dagster.spark.history import TableUnreadableError
     from kafka_liveness_dagster.spark.sink import Replacement, Sink
 
 __all__ = [
@@ -204,7 +204,7 @@ _HOMES = {
     "SparkSilentError": "spark.errors",
     "SparkUnreachableError": "spark.errors",
     "TableSchemaError": "spark.errors",
-    "TableUnreadableError": "spark.history",
+    "TableUnreadableError": "spark.errors",
     "TopicNotFoundError": "kafka.errors",
     "TopicPartition": "core.offsets",
     "TopicRecreatedError": "core.witnesses",
@@ -232,4 +232,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted((*__all__, "__version__", "__doc__", "__name__", "__file__", "__path__"))
+    # dg loads every name that is offered here, in each of its commands: those that would load a client are left out
+    offered = (name for name in __all__ if not _HOMES[name].startswith("kafka."))
+    return sorted((*offered, "__version__", "__doc__", "__name__", "__file__", "__path__"))

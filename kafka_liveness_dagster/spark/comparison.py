@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.spark.history import TableUnreadableError
+from kafka_liveness_dagster.spark.errors import TableUnreadableError
 from kafka_liveness_dagster.spark.source import read
 
 if TYPE_CHECKING:

@@ -42,3 +42,7 @@ class UnreadableRecordError(KafkaLivenessError):
 
 class SparkFailedError(KafkaLivenessError):
     """Spark could not compute or write a batch: the table has all of it or nothing, and nothing was committed."""
+
+
+class TableUnreadableError(KafkaLivenessError):
+    """Spark could not read the table, or its history."""

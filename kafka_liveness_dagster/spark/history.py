@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.history import Write
 from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
+from kafka_liveness_dagster.spark.errors import TableUnreadableError
 from kafka_liveness_dagster.spark.line import line_of
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ _ALL = (
     f"SELECT snapshot_id, parent_id, CAST(committed_at AS string), operation, summary['added-records'], "
     f"summary['deleted-records'], {_WROTE}, {_SINCE} FROM {{table}}.`snapshots`"
 )
-
-
-class TableUnreadableError(KafkaLivenessError):
-    """Spark could not read the table, or its history."""
 
 
 @dataclass(frozen=True)
