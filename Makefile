@@ -2,11 +2,12 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PACKAGE := kafka_liveness_dagster
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 BENCH := live_throughput time_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test bench lint format check lock java chromium clean
+.PHONY: help demo ui fast test bench lint format check dist lock java chromium clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,8 +21,13 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 	$(BIN)/kafka-liveness up && $(BIN)/python -m definitions.feed --seconds 5 && \
 	DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/dagster dev -w workspace.yaml
 
-test: java chromium .venv/installed ## all tests of all tiers, in three processes: they wait more than they work
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=term $(ARGS)
+fast: .venv/installed ## all tests that need no Java, in less than a minute
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
+
+test: java chromium .venv/installed ## all tests of all tiers, in three processes: they wait more than they work; ARGS="tests/core -k pace" runs some
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(or $(ARGS),--cov --cov-report=)
+	$(if $(ARGS),,@$(BIN)/python -m coverage report --show-missing --skip-covered)
+	$(if $(ARGS),,@$(BIN)/python -m coverage report --include="$(PACKAGE)/core/*" --fail-under=100 --format=total)
 
 bench: java .venv/installed ## measure all, half an hour; make bench BENCH=planner measures one
 	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name --write benchmarks/RESULTS.md; done
@@ -33,6 +39,9 @@ format: .venv/installed ## let ruff mend what it can
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format
 
 check: lint test ## what CI runs
+
+dist: java .venv/installed ## build wheel and sdist into dist/, install each alone in an empty environment, try it
+	@$(BIN)/python -m tests.first_hour.dist dist
 
 lock: .venv/installed ## pin the newest allowed versions into requirements.lock
 	@$(BIN)/uv pip compile --universal --python-version 3.10 --all-extras --no-header --no-annotate \

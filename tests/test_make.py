@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+import yaml
+
 ROOT = Path(__file__).parents[1]
 RECORD = '#!/bin/sh\necho "$(basename "$0") $*" >> called\necho "$DAGSTER_HOME" > home\n'
+WHOLE = [
+    "python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=",
+    "python -m coverage report --show-missing --skip-covered",
+    "python -m coverage report --include=kafka_liveness_dagster/core/* --fail-under=100 --format=total",
+]
 
 
-def test_the_ui_opens_in_a_folder_with_a_space(tmp_path):
-    """Dagster's home is one folder, in the checkout, with the example's settings; nothing is made beside it."""
-    checkout = tmp_path / "a new user's Project"
-    commands = checkout / ".venv" / "bin"
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout whose environment is there, and whose commands only say that they were called."""
+    folder = tmp_path / "a new user's Project"
+    commands = folder / ".venv" / "bin"
     commands.mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml", "requirements.lock"):
-        shutil.copy(ROOT / name, checkout / name)
-    (checkout / "definitions").mkdir()
-    shutil.copy(ROOT / "definitions" / "dagster.yaml", checkout / "definitions")
-    for name in ("python", "dagster", "kafka-liveness"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "definitions").mkdir()
+    shutil.copy(ROOT / "definitions" / "dagster.yaml", folder / "definitions")
+    for name in ("python", "dagster", "kafka-liveness", "ruff", "mypy"):
         (commands / name).write_text(RECORD)
         (commands / name).chmod(0o755)
-    (checkout / ".venv" / "installed").touch()
-    before = {path.name for path in checkout.iterdir()}
-    made = subprocess.run([shutil.which("make"), "ui"], cwd=checkout, capture_output=True, text=True, check=False)
+    (folder / ".venv" / "installed").touch()
+    return folder
+
+
+def called(checkout, *words):
+    """What ``make`` calls, line by line."""
+    typed = [shutil.which("make"), *words]
+    made = subprocess.run(typed, cwd=checkout, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    assert (checkout / "called").read_text().splitlines() == [
+    return (checkout / "called").read_text().splitlines()
+
+
+def test_the_ui_opens_in_a_folder_with_a_space(checkout, tmp_path):
+    """Dagster's home is one folder, in the checkout, with the example's settings; nothing is made beside it."""
+    before = {path.name for path in checkout.iterdir()}
+    assert called(checkout, "ui") == [
         "kafka-liveness up",
         "python -m definitions.feed --seconds 5",
         "dagster dev -w workspace.yaml",
@@ -37,3 +58,55 @@ def test_the_ui_opens_in_a_folder_with_a_space(tmp_path):
     assert {path.name for path in checkout.iterdir()} - before == {"called", "home", ".kafka_liveness"}
     assert (tmp_path / checkout.name).samefile(checkout)
     assert [path.name for path in tmp_path.iterdir()] == [checkout.name]
+
+
+def test_a_whole_run_holds_the_core_to_all_its_branches(checkout):
+    """The report is of the whole package, the gate is the core's."""
+    assert called(checkout, "test") == WHOLE
+
+
+@pytest.mark.parametrize("some", ["tests/core/test_pace.py", "-k x", '-k "pace or turns"'])
+def test_some_tests_are_held_to_no_coverage(checkout, some):
+    """Who runs one file has tested one file."""
+    [line] = called(checkout, "test", f"ARGS={some}")
+    assert line == f"python -m pytest -n 3 --dist loadfile --no-loadscope-reorder {some.replace(chr(34), '')}"
+
+
+def test_the_fast_ones_need_no_java(checkout):
+    """The core's, the client's without a broker, those beside them, and the doctests; each name is there."""
+    (checkout / "README.md").touch()
+    [line] = called(checkout, "fast", "ARGS=-x")
+    words = line.split()
+    assert words[:7] == ["python", "-m", "pytest", "-q", "-n", "2", "--dist"]
+    assert words[8:] == [
+        "tests/core",
+        "tests/wire",
+        "tests/test_*.py",
+        "kafka_liveness_dagster",
+        "README.md",
+        "docs/*.md",
+        "-x",
+    ]
+    assert [word for word in words[8:-1] if not list(ROOT.glob(word))] == []
+
+
+def test_a_pull_request_is_checked_by_the_same_lines(checkout):
+    """The workflow calls ``.ci/run``, which is lint and the whole test; the Pythons that it tries are claimed."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())["jobs"]
+    assert [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step] == [".ci/run", "make fast"]
+    made = re.findall(r"^make (\w+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert made == ["lint", "test"]
+    lint = ["ruff check", "ruff format --check", "mypy"]
+    assert [line.strip() for line in called(checkout, "check")] == [*lint, *WHOLE]
+    [whole] = re.findall(r"python:([\d.]+)-", jobs["check"]["container"])
+    claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert sorted([whole, *jobs["fast"]["strategy"]["matrix"]["python"]]) == sorted(claimed)
+
+
+def test_help_tells_every_command():
+    """Each target that a person types has its words, and is known as no file."""
+    makefile = (ROOT / "Makefile").read_text()
+    told = re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE)
+    [phony] = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert set(phony.split()) == {*told, "java", "chromium"}
+    assert set(told) >= {"demo", "fast", "test", "dist"}

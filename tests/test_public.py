@@ -27,7 +27,7 @@ INSIDE = {"HandoverDueError"}  # raised to who waits within a poll, and caught t
 
 
 def test_what_completion_offers_is_public():
-    """The names of ``__all__``, but for what would load Kafka's client, and no helper; each is there, with a docstring."""
+    """The names of ``__all__``, less what would load Kafka's client, and no helper; each is there, with a docstring."""
     offered = [name for name in dir(kl) if not name.startswith("_")]
     public = {name: getattr(kl, name) for name in kl.__all__}
     assert kl.__all__ == sorted(public, key=lambda name: (not name[0].isupper(), name))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DAGSTER_HOME", "KAFKA_LIVENESS_HOME", "KAFKA_BOOTSTRAP_SERVERS")
+from tests.first_hour.dist import OURS, UV, build
+
 # Dagster's daemon looks at backfills twice a minute, once to start their runs and once to see that they ended
 HURRY = """
 import sys
@@ -26,13 +24,10 @@ class Installed:
     """A virtual environment with the wheel alone; what it needs is borrowed from ours: a download takes minutes."""
 
     def __init__(self, folder):
-        venv, uv = folder / ".venv", shutil.which("uv", path=Path(sys.executable).parent)
-        offline = ["--offline", "--quiet", "--python"]
-        build = [uv, "build", "--wheel", "--no-build-isolation", *offline, sys.executable, "--out-dir", folder, ROOT]
-        subprocess.run(build, check=True, capture_output=True)
-        [wheel] = folder.glob("*.whl")
+        venv, [wheel] = folder / ".venv", build(folder, "wheel")
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-        subprocess.run([uv, "pip", "install", "--no-deps", *offline, venv / "bin" / "python", wheel], check=True)
+        install = [UV, "pip", "install", "--no-deps", "--offline", "--quiet", "--python", venv / "bin" / "python"]
+        subprocess.run([*install, wheel], check=True)
         packages = venv / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
         (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
         (packages / "sitecustomize.py").write_text(HURRY)
