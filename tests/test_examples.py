@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import re
 import shlex
+from io import StringIO
 from pathlib import Path
 
 import click
 import dagster as dg
 import pytest
+import trustme
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
+from kafka_liveness_dagster.cli.reach import reached
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
 EXAMPLES = {file.stem: file.read_text(encoding="utf-8") for file in ROOT.glob("docs/examples/*.py")}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 IN_LINE = re.compile(r"`([^`\n]+)`")
+TRIED_BY = {  # what stands in a fence that is no Python: a language, or the first word
+    ("README.md", "make"): "test_make.py",
+    ("README.md", "sh"): "first_hour/test_first_hour.py",
+    ("component.md", "dg"): "test_component.py",
+    ("component.md", "yaml"): "test_component.py",
+    ("production.md", "dagster"): "test_production.py",
+    ("production.md", "yaml"): "test_production.py",
+    ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",
+    ("sinks.md", "properties"): "world/test_sinks.py",
+    ("ui.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "first_hour/test_first_hour.py",
+}
+OF_THE_READERS_OWN = {("production.md", "spark.sql.extensions")}  # a Spark server and a REST catalog that no test has
 COMMAND = re.compile(r"\bkafka-liveness ((?:\([^)\n]*\)|[^|&#)\n])+)")
 
 
@@ -40,6 +55,41 @@ def test_each_python_fence_is_an_example():
     shown = [text for page in PAGES.values() for text in fences(page, "python")]
     assert [text for text in shown if text not in EXAMPLES.values()] == []
     assert [name for name, text in EXAMPLES.items() if shown.count(text) != 1] == []
+
+
+def others():
+    """What stands in fences that are no Python, no doctest and none of our commands, which are parsed below."""
+    for name, page in PAGES.items():
+        for language, text in FENCE.findall(page):
+            what = language or text.split()[0]
+            if what not in {"python", "pycon", "kafka-liveness", "$"}:
+                yield name, what
+
+
+def test_no_fence_is_left_untried():
+    """Each YAML, shell, properties or plain fence has a test, which looks at that page; what has none is named here."""
+    assert set(others()) == set(TRIED_BY) | OF_THE_READERS_OWN
+    for (page, what), test in TRIED_BY.items():
+        source = (ROOT / "tests" / test).read_text(encoding="utf-8")
+        assert page in source or "README" in source, (page, what, test)
+
+
+def test_doctests_of_the_pages_are_collected(pytestconfig):
+    """A fence with ``>>>`` runs, wherever it stands."""
+    shown = {name for name, page in PAGES.items() if ">>> " in page}
+    assert shown == {name for name, page in PAGES.items() if fences(page, "pycon")}
+    collected = {path.name for glob in pytestconfig.getini("testpaths") for path in ROOT.glob(glob) if path.is_file()}
+    assert shown <= collected
+    assert "--doctest-glob=*.md" in pytestconfig.getini("addopts")
+
+
+def test_the_lines_for_command_config_are_ours(tmp_path):
+    """What docs/security.md shows is read as it stands there; what it names is looked for, so there is a file."""
+    [lines] = [text for text in fences(PAGES["security.md"], "") if "sasl.mechanism" in text]
+    authority = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(authority)
+    told = reached("broker-1.example.com:9092", StringIO(lines.replace("/etc/kafka/ca.pem", str(authority))))
+    assert told.security.sasl_mechanism == "SCRAM-SHA-512"
 
 
 def test_each_example_is_tried_by_a_test():
