@@ -92,6 +92,16 @@ def test_the_lines_for_command_config_are_ours(tmp_path):
     assert told.security.sasl_mechanism == "SCRAM-SHA-512"
 
 
+def test_the_glossary_has_each_word_once_with_its_source():
+    """In the order of the alphabet, so that a second entry would stand beside the first."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", PAGES["glossary.md"], re.MULTILINE)[1:]
+    words = [word for told, *_ in rows for word in told.split(", ")]
+    assert [told for told, *_ in rows] == sorted(told for told, *_ in rows)
+    assert len(set(words)) == len(words) > 40
+    owners = r"(Kafka|KIP-\d+|Dagster|Spark|Iceberg|both Kafka and Dagster|the field|this package)\b"
+    assert [told for told, source, _ in rows if not re.match(owners, source)] == []
+
+
 def test_each_example_is_tried_by_a_test():
     """On the real components, with a look at what it gives."""
     tests = "".join(file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("*/**/test_*.py"))
