@@ -92,6 +92,24 @@ def test_the_lines_for_command_config_are_ours(tmp_path):
     assert told.security.sasl_mechanism == "SCRAM-SHA-512"
 
 
+def anchors(page):
+    """What a forge calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_somewhere():
+    """To a file of the checkout, and to a heading that it has."""
+    dead = []
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+            file, _, heading = link.partition("#")
+            to = (page.parent / file).resolve() if file else page
+            if not to.exists() or (heading and heading not in anchors(to)):
+                dead.append((page.name, link))
+    assert dead == []
+
+
 def test_the_glossary_has_each_word_once_with_its_source():
     """In the order of the alphabet, so that a second entry would stand beside the first."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", PAGES["glossary.md"], re.MULTILINE)[1:]

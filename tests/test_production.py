@@ -70,3 +70,12 @@ def test_the_postgres_lines_are_dagsters(tmp_path):
     (tmp_path / "dagster.yaml").write_text(POSTGRES)
     read, _ = dagster_instance_config(str(tmp_path))
     assert read["storage"] == {"postgres": {"postgres_url": {"env": "DAGSTER_PG_URL"}}}
+
+
+def test_what_is_said_of_run_monitoring_is_so(tmp_path):
+    """Off by default, late by default, and blind where Dagster's own launcher started the run."""
+    (tmp_path / "dagster.yaml").touch()
+    with dg.DagsterInstance.from_config(str(tmp_path)) as untold:
+        assert not untold.run_monitoring_enabled
+        assert not untold.run_launcher.supports_check_run_worker_health
+        assert f"{untold.run_monitoring_poll_interval_seconds} unless set: how late" in SETTINGS
