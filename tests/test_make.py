@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -37,9 +38,10 @@ def checkout(tmp_path):
 
 
 def called(checkout, *words):
-    """What ``make`` calls, line by line."""
-    typed = [shutil.which("make"), *words]
-    made = subprocess.run(typed, cwd=checkout, capture_output=True, text=True, check=False)
+    """What ``make`` calls, line by line; a ``make`` that these tests are run by has no say in it."""
+    typed, theirs = [shutil.which("make"), *words], ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ARGS")
+    env = {name: value for name, value in os.environ.items() if name not in theirs}
+    made = subprocess.run(typed, cwd=checkout, capture_output=True, text=True, check=False, env=env)
     assert made.returncode == 0, made.stderr
     return (checkout / "called").read_text().splitlines()
 
