@@ -45,7 +45,7 @@ ASKED = {
     "group of the catch-up lane": lambda text: catches_up(group_id=text),
     "topic": lambda text: joins(topics=[text]),
     "topic of the catch-up lane": lambda text: catches_up(topic=text),
-    "group_instance_id": lambda text: joins(group_instance_id=text),
+    "group_instance_id": lambda text: joins(membership=kl.Membership(group_instance_id=text)),
     "bootstrap_servers": lambda text: looks(bootstrap_servers=text or "?"),
     "extra": lambda text: looks(extra={"client.rack": text}),
     "name of extra": lambda text: looks(extra={text: "1"}),
