@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
     from kafka_liveness_dagster.core.commit_log import ForeignCommitError
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.events import (
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.ledger_text import LedgerError
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-    from kafka_liveness_dagster.core.pace import PoisonedOffsetError
     from kafka_liveness_dagster.core.resume import NoCommittedOffsetError
     from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
     from kafka_liveness_dagster.core.witnesses import (
@@ -187,7 +187,7 @@ _HOMES = {
     "OvertakenError": "kafka.records",
     "OwedForgotten": "core.events",
     "PausedPartitionError": "kafka.catch_up",
-    "PoisonedOffsetError": "core.pace",
+    "PoisonedOffsetError": "core.batch_sizer",
     "PortTakenError": "embedded.errors",
     "RebalanceCompleted": "core.events",
     "RebalanceStarted": "core.events",

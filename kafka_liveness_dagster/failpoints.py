@@ -3,7 +3,7 @@
 ``KAFKA_LIVENESS_FAILPOINT=after_plan:2`` ends the process by SIGKILL when it reaches that step for the second time:
 no handler runs, nothing is released, no LeaveGroup is sent. Without the variable a step is one comparison.
 
->>> reach(Failpoint.AFTER_PLAN)
+>>> failpoint(Failpoint.AFTER_PLAN)
 >>> Failpoint("after_lunch")
 Traceback (most recent call last):
 ValueError: 'after_lunch' is not a valid Failpoint
@@ -39,7 +39,7 @@ _times = int(_nth or 1)
 _arrivals = itertools.count(1)
 
 
-def reach(step: Failpoint) -> None:
+def failpoint(step: Failpoint) -> None:
     """Pass; or die here, when this is the step the environment names."""
     if step is _armed and next(_arrivals) == _times:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.group_snapshot import GroupState
 from kafka_liveness_dagster.core.watch import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, Memory, Remembered
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
-from kafka_liveness_dagster.sensor.hooks import Answers
+from kafka_liveness_dagster.sensor.hooks import EventHook
 
 LOG = logging.getLogger(__name__)
 CRASH = MemberLeft("0badcafe", LeaveReason.CRASHED, ())
@@ -25,14 +25,14 @@ LATER = GroupCursor(epoch=1_795_000_000, events=7)
 
 def keys(events, cursor=LATER, hook=lambda _: dg.RunRequest()):
     """The run keys of what a hook wants."""
-    requests, _ = Answers("orders_group", hook, "page").to(events, cursor, LOG)
+    requests, _ = EventHook("orders_group", hook, "page").to(events, cursor, LOG)
     return [request.run_key for request in requests]
 
 
 def test_a_request_gets_a_run_key_and_a_job():
     """Both are the event's unless the hook gives its own."""
     own = dg.RunRequest(run_key="mine", job_name="other", tags={"a": "b"})
-    requests, failed = Answers("orders_group", lambda _: [dg.RunRequest(), own], "page").to([CRASH], LATER, LOG)
+    requests, failed = EventHook("orders_group", lambda _: [dg.RunRequest(), own], "page").to([CRASH], LATER, LOG)
     assert [request.job_name for request in requests] == ["page", "other"]
     assert requests[0].run_key.startswith("orders_group ")
     assert (requests[1].run_key, requests[1].tags, failed) == ("mine", {"a": "b"}, [])
@@ -61,11 +61,11 @@ def test_a_hook_that_fails_is_seen_and_stops_nothing(caplog):
             raise ZeroDivisionError
         return dg.RunRequest()
 
-    requests, failed = Answers("orders_group", hook, "page").to([CRASH, JOIN], LATER, LOG)
+    requests, failed = EventHook("orders_group", hook, "page").to([CRASH, JOIN], LATER, LOG)
     assert len(requests) == 1
     assert failed == [f"on_event failed with ZeroDivisionError, nothing was requested for: {CRASH}"]
     assert "ZeroDivisionError" in caplog.text
-    assert Answers("orders_group", None, None).to([CRASH], LATER, LOG) == ([], [])
+    assert EventHook("orders_group", None, None).to([CRASH], LATER, LOG) == ([], [])
 
 
 def test_the_cursor_is_small_and_keeps_what_it_is_given():
@@ -142,7 +142,7 @@ def test_the_page_shows_a_hook_that_works(example):
     shown = example("alerts")
     asset, done = shown.orders, MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
     watch = asset.settings.watch
-    requests, failed = Answers("orders_group", watch.on_event, watch.event_jobs[0].name).to([CRASH, done], LATER, LOG)
+    requests, failed = EventHook("orders_group", watch.on_event, watch.event_jobs[0].name).to([CRASH, done], LATER, LOG)
     assert ([request.job_name for request in requests], failed) == (["page_someone"], [])
     assert shown.page_someone.execute_in_process(run_config=requests[0].run_config).success
     assert {job.name for job in asset.sensor.jobs} == {"orders_job", "page_someone"}

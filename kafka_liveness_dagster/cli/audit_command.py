@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from kafka_liveness_dagster.cli.arguments import GROUP, TABLE, TOPIC
-from kafka_liveness_dagster.cli.reach import at_bootstrap_servers, at_spark, reached, session_at, with_command_config
+from kafka_liveness_dagster.cli.connection import (
+    at_bootstrap_servers,
+    at_spark,
+    reached,
+    session_at,
+    with_command_config,
+)
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import size
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from kafka_liveness_dagster.cli.arguments import GROUP, RANGE, TABLE, TEXT, TOPIC, Seconds
-from kafka_liveness_dagster.cli.reach import at_bootstrap_servers, at_spark, reached, session_at, with_command_config
+from kafka_liveness_dagster.cli.connection import (
+    at_bootstrap_servers,
+    at_spark,
+    reached,
+    session_at,
+    with_command_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

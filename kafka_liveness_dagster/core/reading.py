@@ -18,7 +18,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition  # noqa: TC001 - named in the doctest
-from kafka_liveness_dagster.core.turns import Held, take_turns
+from kafka_liveness_dagster.core.prefetch import Held, round_robin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,7 +82,7 @@ class Reading(Generic[R]):
         """
         in_turn = [(self._logs[tp], spans[0].end) for tp, spans in self._spans.items() if spans]
         rounds = min((log.count_below(end) for log, end in in_turn), default=0)
-        return take_turns([log.give(rounds) for log, _ in in_turn]) if rounds else []
+        return round_robin([log.give(rounds) for log, _ in in_turn]) if rounds else []
 
     def add(self, tp: TopicPartition, records: list[R]) -> None:
         """Records of one partition arrived, in order; what is known already is left out."""

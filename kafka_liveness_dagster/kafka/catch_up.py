@@ -13,7 +13,7 @@ from kafka_liveness_dagster.core.fairness import Batch, Rotation, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
-from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.delegated import delegated
 from kafka_liveness_dagster.kafka.fence import Fence
@@ -93,7 +93,7 @@ class CatchUpConsumer:
         except BaseException:
             self.close()
             raise
-        reach(Failpoint.AFTER_JOIN)
+        failpoint(Failpoint.AFTER_JOIN)
         self._watchdog.start()
         return self
 

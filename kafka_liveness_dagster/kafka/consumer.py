@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.fairness import Batch, Rotation
 from kafka_liveness_dagster.core.heartbeat import PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.commits import Commits

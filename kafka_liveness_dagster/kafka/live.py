@@ -18,7 +18,7 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import TopicRecreatedError, check_log, recreated
-from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
 from kafka_liveness_dagster.kafka.witness import witnessed
 
@@ -76,7 +76,7 @@ class LiveLane:
         arrived = dict(self.member.arrived)
         if not arrived:
             return
-        reach(Failpoint.AFTER_JOIN)
+        failpoint(Failpoint.AFTER_JOIN)
         facts = self._facts(sorted(arrived))
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, self._poison)) for tp in arrived}
         self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
@@ -91,7 +91,7 @@ class LiveLane:
         adopted = [tp for tp in sorted(arrived) if tp in self.member.owned]
         self._learn({tp: (facts[tp], resumed[tp]) for tp in adopted})
         for tp in adopted:
-            reach(Failpoint.AFTER_TOKEN_COMMIT)
+            failpoint(Failpoint.AFTER_TOKEN_COMMIT)
             self._found.tell(tp, resumed[tp], self._log)
 
     def plan(self, max_records: int, min_records: int) -> Batch | None:

@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.prefetch import Held, Heuristic, Prefetch
 from kafka_liveness_dagster.core.reading import Reading
-from kafka_liveness_dagster.core.turns import Held, Heuristic, Prefetch
 from kafka_liveness_dagster.core.witnesses import check_log
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import made
@@ -67,7 +67,7 @@ class Records:
 
         Args:
             batch: what ``poll`` gave.
-            prefetch: KIP-41's heuristic for fetching ahead, see ``core.turns.Prefetch``: ``partition`` fetches each
+            prefetch: KIP-41's heuristic for fetching ahead, see ``core.prefetch.Prefetch``: ``partition`` fetches each
                 partition of which less than its share is held, ``total`` all of them when little is held of all.
             max_buffered_records: about how many records may wait for their turn; never three times as many.
             max_buffered_bytes: the same for the bytes of their values. librdkafka's own queue comes on top

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.partition_keys import key_of, range_of
-from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.metadata import counted, number, range_metadata, range_table
@@ -52,7 +52,7 @@ def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.Ma
         next_batch = _until_idle(consumer, asset.idle_seconds, Waiting(consumer, context))
         tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
         lag = _lag_at_end(consumer)
-    reach(Failpoint.BEFORE_MATERIALIZATION)
+    failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return dg.MaterializeResult(
         metadata={
             **tally.metadata(),
@@ -95,7 +95,7 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> N
     if left_out:
         outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
-    reach(Failpoint.BEFORE_MATERIALIZATION)
+    failpoint(Failpoint.BEFORE_MATERIALIZATION)
     for key, one in asked.items():
         told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)))
         context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)

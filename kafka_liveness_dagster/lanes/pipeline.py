@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.batch_sizer import BatchSizer, PoisonedOffsetError
 from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.pace import Pace, PoisonedOffsetError
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
-from kafka_liveness_dagster.failpoints import Failpoint, reach
-from kafka_liveness_dagster.lanes.flight import Flight, InFlight
+from kafka_liveness_dagster.failpoints import Failpoint, failpoint
+from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.metadata import Tally, counted
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import SparkSilentError
@@ -61,7 +61,7 @@ class Pipeline:
     auto: bool
     liveness: Literal["poll", "progress"]
     on_poison: Literal["raise", "quarantine"]
-    in_flight: int
+    most_in_flight: int
     witness: TableLedger | SinkWitness | None = None
 
     @classmethod
@@ -96,57 +96,59 @@ class Pipeline:
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        tally, pace = Tally(), Pace(self.most_records, auto=self.auto)
-        with Flight() as flight:
+        tally, sizer = Tally(), BatchSizer(self.most_records, auto=self.auto)
+        with InFlightWrites() as in_flight:
 
-            def land() -> None:
-                pace.in_time(flight[0].batch, self._land(flight, lane, tally, log))
+            def commit_first() -> None:
+                sizer.in_time(in_flight[0].batch, self._commit_first(in_flight, lane, tally, log))
 
-            lane.on_fence(lambda: flight.cancel(lane.is_open))
-            lane.before_revoke(lambda may_wait: flight.land_what_can(may_wait, land))
-            while self._fill(flight, next_batch, lane, pace, log):
-                batch = flight[0].batch
+            lane.on_fence(lambda: in_flight.cancel(lane.is_open))
+            lane.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, commit_first))
+            while self._fill(in_flight, next_batch, lane, sizer, log):
+                batch = in_flight[0].batch
                 try:
-                    land()
+                    commit_first()
                 except FencedError as fenced:
-                    alone = len(flight) == 1
-                    flight.drop(batch.epoch)
+                    alone = len(in_flight) == 1
+                    in_flight.drop(batch.epoch)
                     if not fenced.reason.may_rejoin:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
-                    if timed_out and (poison := pace.too_slow(batch, alone=alone)) is not None:
+                    if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
                         on_quarantine(poison, self._passed(poison, batch, lane, fenced))
-                    log.warning("%s: %s. At most %d offsets next", batch, fenced, pace.bound)
+                    log.warning("%s: %s. At most %d offsets next", batch, fenced, sizer.bound)
         return tally
 
-    def _fill(self, flight: Flight, next_batch: Source, lane: Lane, pace: Pace, log: dg.DagsterLogManager) -> bool:
+    def _fill(
+        self, in_flight: InFlightWrites, next_batch: Source, lane: Lane, sizer: BatchSizer, log: dg.DagsterLogManager
+    ) -> bool:
         """Begin as many batches as may be in flight; False when there is none, and none comes."""
-        most = 1 if pace.wary else self.in_flight  # a batch that may be too slow shares Spark with nobody
-        while len(flight) < most and not any(one.failed for one in flight):
-            ahead = bool(flight)
+        most = 1 if sizer.judges_alone else self.most_in_flight  # a batch that may be too slow shares Spark with nobody
+        while len(in_flight) < most and not any(one.failed for one in in_flight):
+            ahead = bool(in_flight)
             try:
-                batch = next_batch(pace.bound, ahead=ahead)
+                batch = next_batch(sizer.bound, ahead=ahead)
             except Exception as error:
-                if not flight:
+                if not in_flight:
                     raise
                 log.warning("nothing is planned ahead: %s", error)  # said again when what is in flight has landed
                 break
-            if batch is None and ahead and not flight:
+            if batch is None and ahead and not in_flight:
                 continue  # a rebalance has landed what was in flight meanwhile: this one is ahead of nothing
             if batch is None:
                 break
-            reach(Failpoint.AFTER_PLAN)
+            failpoint(Failpoint.AFTER_PLAN)
             log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
-            flight.append(self._in_flight(batch, lane, log))
-            if self.in_flight > 1:
-                flight[-1].begin()
-        return bool(flight)
+            in_flight.append(self._write_of(batch, lane, log))
+            if self.most_in_flight > 1:
+                in_flight[-1].begin()
+        return bool(in_flight)
 
-    def _land(self, flight: Flight, lane: Lane, tally: Tally, log: dg.DagsterLogManager) -> float:
+    def _commit_first(self, in_flight: InFlightWrites, lane: Lane, tally: Tally, log: dg.DagsterLogManager) -> float:
         """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
-        one = flight[0]
+        one = in_flight[0]
         try:
-            written = one.finish() if self.in_flight > 1 else one.run()
+            written = one.finish() if self.most_in_flight > 1 else one.run()
         except SparkSilentError:
             raise  # says more than the fence after which it was given up
         except Exception:
@@ -156,8 +158,8 @@ class Pipeline:
             again = "its files" if written.rewritten else "the same offsets"
             log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         handed_over = lane.commit(one.batch)
-        reach(Failpoint.AFTER_OFFSET_COMMIT)
-        seconds = flight.landed()
+        failpoint(Failpoint.AFTER_OFFSET_COMMIT)
+        seconds = in_flight.committed()
         tally.add(one.batch, written.rows, seconds)
         if handed_over:
             but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
@@ -174,7 +176,7 @@ class Pipeline:
         lane.quarantine(poison)
         return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
 
-    def _in_flight(self, batch: Batch, lane: Lane, log: dg.DagsterLogManager) -> InFlight:
+    def _write_of(self, batch: Batch, lane: Lane, log: dg.DagsterLogManager) -> InFlightWrite:
         from kafka_liveness_dagster.spark.iceberg import TableWrite  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415
@@ -197,24 +199,24 @@ class Pipeline:
             job.check()
 
         if self.sink is not None:
-            return InFlight(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace))
+            return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace))
         table = IcebergTable(self.table)
         ledger = self.witness if isinstance(self.witness, TableLedger) else None
         writing = TableWrite(session, table, batch.ranges, frame, may_go_on, may_replace, ledger=ledger)
-        return InFlight(batch, job, writing)
+        return InFlightWrite(batch, job, writing)
 
     def _listeners(
         self, batch: Batch, lane: Lane, log: dg.DagsterLogManager
     ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
         """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
-        told = ProgressLog(_named(batch), time.monotonic(), TELL_EVERY_SECONDS)
+        progress = ProgressLog(_named(batch), time.monotonic(), TELL_EVERY_SECONDS)
 
         def progressed(_completed: int, _total: int) -> None:
             with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
                 lane.heartbeat()
 
         def reported(completed: int, total: int) -> None:
-            line = told.report(completed, total, time.monotonic())
+            line = progress.report(completed, total, time.monotonic())
             if line is not None:  # a line now and then, after the heartbeat
                 with suppress(Exception):
                     log.info("%s", line)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answers:
+class EventHook:
     """What a sensor's ``on_event`` answers.
 
     Attributes:

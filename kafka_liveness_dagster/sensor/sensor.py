@@ -18,7 +18,7 @@ from kafka_liveness_dagster.core.watch import changes
 from kafka_liveness_dagster.sensor.checks import are_forgotten, news
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
-from kafka_liveness_dagster.sensor.hooks import Answers
+from kafka_liveness_dagster.sensor.hooks import EventHook
 from kafka_liveness_dagster.sensor.look import GroupLook
 from kafka_liveness_dagster.sensor.observations import group_observations, range_observation
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
@@ -78,7 +78,7 @@ def build_group_sensor(
         crash_lag=crash_lag,
         ghost_after_seconds=watch.ghost_after_seconds,
         fail_ghost_runs=watch.fail_ghost_runs,
-        answers=Answers(name, watch.on_event, watch.event_jobs[0].name if len(watch.event_jobs) == 1 else None),
+        answers=EventHook(name, watch.on_event, watch.event_jobs[0].name if len(watch.event_jobs) == 1 else None),
         checks=checks,
     )
 
@@ -107,7 +107,7 @@ class _Watch:
     crash_lag: dg.AssetsDefinition
     ghost_after_seconds: float
     fail_ghost_runs: bool
-    answers: Answers
+    answers: EventHook
     checks: GroupChecks | None
 
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:

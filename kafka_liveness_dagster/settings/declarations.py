@@ -12,8 +12,8 @@ from typing import Annotated, ClassVar, Literal
 import dagster as dg
 from pydantic import Field
 
+from kafka_liveness_dagster.core.batch_sizer import AUTO_CEILING
 from kafka_liveness_dagster.core.names import name_of_sink
-from kafka_liveness_dagster.core.pace import AUTO_CEILING
 from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
-from kafka_liveness_dagster.failpoints import Failpoint, reach
+from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.spark import schema
 from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
@@ -225,5 +225,5 @@ def _counted(frame: DataFrame) -> tuple[DataFrame, Observation]:
 
 
 def _landed(counted: Observation) -> int:
-    reach(Failpoint.AFTER_TABLE_COMMIT)
+    failpoint(Failpoint.AFTER_TABLE_COMMIT)
     return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty

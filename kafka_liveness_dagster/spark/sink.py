@@ -156,7 +156,7 @@ class SinkWrite:
         """Have it executed; a sink is not called again by itself."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - a sink is declared where Spark may be absent
 
-        from kafka_liveness_dagster.failpoints import Failpoint, reach  # noqa: PLC0415
+        from kafka_liveness_dagster.failpoints import Failpoint, failpoint  # noqa: PLC0415
         from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
         from kafka_liveness_dagster.spark.iceberg import Written  # noqa: PLC0415
         from kafka_liveness_dagster.spark.inside import stray  # noqa: PLC0415
@@ -173,5 +173,5 @@ class SinkWrite:
             if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
                 raise unreadable from error
             raise
-        reach(Failpoint.AFTER_TABLE_COMMIT)
+        failpoint(Failpoint.AFTER_TABLE_COMMIT)
         return Written(rows, attempts=1, rewritten=False)

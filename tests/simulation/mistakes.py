@@ -154,12 +154,12 @@ def own_before_committing(member, settled):
                 del member.arrived[tp]
 
 
-def commit_before_writing(pipeline, flight, lane, tally, log):
+def commit_before_writing(pipeline, in_flight, lane, tally, log):
     """Done before it is in the table."""
-    lane.commit(flight[0].batch)
-    one = flight[0]
+    lane.commit(in_flight[0].batch)
+    one = in_flight[0]
     one.finish() if pipeline.in_flight > 1 else one.run()
-    return flight.landed()
+    return in_flight.committed()
 
 
 def refuse_what_is_forgotten(log, asked, facts):
@@ -202,7 +202,7 @@ MISTAKES = [
     Made(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 540),
     Made(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 570),
     Made(LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 200),
-    Made(Pipeline, "_land", commit_before_writing, "in the table or owed"),
+    Made(Pipeline, "_commit_first", commit_before_writing, "in the table or owed"),
     Made(SecondLog, "check_owed", refuse_what_is_forgotten, ""),
     Made(CatchUpConsumer, "_lose", record_what_was_lost, "the second log covers nothing", first=200),
     Made(Fence, "check_epoch", any_batch, "", BACK_SOON, 200),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core import resume as resume_module
+from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.commit_log import ForeignCommitError, committed
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.ledger import Snapshot, lineage
-from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.core.witnesses import DataExpiredError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError

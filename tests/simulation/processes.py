@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.heartbeat import RunState
-from kafka_liveness_dagster.core.pace import PoisonedOffsetError
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
 from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer

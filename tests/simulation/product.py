@@ -29,7 +29,7 @@ from kafka_liveness_dagster.kafka import (
     watchdog,
 )
 from kafka_liveness_dagster.kafka.errors import Heard
-from kafka_liveness_dagster.lanes import flight, pipeline, waiting
+from kafka_liveness_dagster.lanes import in_flight, pipeline, waiting
 from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer
@@ -90,17 +90,17 @@ _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
 _decoded = lru_cache(4_096)(core_ledger.decode)
 _FITS = SimpleNamespace(lacking=(), new=())
 _SEAMS: list[tuple[Any, str, Any]] = [
-    *((module, "time", time) for module in (admin, consumer, first_log, flight, iceberg, job, ledger, link, live)),
+    *((module, "time", time) for module in (admin, consumer, first_log, in_flight, iceberg, job, ledger, link, live)),
     *((module, "time", time) for module in (member, pipeline, rebalance, waiting)),
-    *((module, "threading", threading) for module in (flight, futures, job, member, watchdog)),
+    *((module, "threading", threading) for module in (in_flight, futures, job, member, watchdog)),
     *((module, "made", _made) for module in (member, second_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
     (committing.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
     (admin, "reader", lambda group_id, _settings: Committer(group_id)),
     (memberships, "SERVE_SECONDS", 0.5),
     (consumer, "_LOG_END_SECONDS", 0.5),
-    (flight, "_log", LOG),
-    (flight, "_LOOK_SECONDS", 0.3),
+    (in_flight, "_log", LOG),
+    (in_flight, "_LOOK_SECONDS", 0.3),
     (watchdog, "LOOK_SECONDS", LOOK_SECONDS),
     (watchdog, "RUN_STATE_SECONDS", 1.5),
     (watchdog, "log", LOG),

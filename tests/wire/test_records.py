@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.turns import Prefetch
+from kafka_liveness_dagster.core.prefetch import Prefetch
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.records import RecordReader
 

@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.commit_log import LiveMark
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.lanes.flight import Flight, InFlight
+from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from tests.world.stories import wait_for
 
 PATIENCE = 30.0
@@ -121,18 +121,18 @@ def owning_all(consumer, size):
 
 def test_a_rebalance_does_not_wait_beyond_what_the_group_grants(group):
     """Two in flight, each 0.9 of its budget: what landed is committed, the rest released, and nothing is crash lag."""
-    with group.consumer() as first, Flight() as flight:
+    with group.consumer() as first, InFlightWrites() as in_flight:
 
         def land():
-            flight[0].finish()
-            first.commit(flight[0].batch)
-            flight.landed()
+            in_flight[0].finish()
+            first.commit(in_flight[0].batch)
+            in_flight.committed()
 
-        first.before_revoke(lambda may_wait: flight.land_what_can(may_wait, land))
-        flight.append(InFlight(owning_all(first, 20), Job(), Write(0.9 * BUDGET)))
+        first.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, land))
+        in_flight.append(InFlightWrite(owning_all(first, 20), Job(), Write(0.9 * BUDGET)))
         began_at = time.monotonic()
-        flight.append(InFlight(first.poll(0, 20), Job(), Write(1.8 * BUDGET)))
-        for one in flight:
+        in_flight.append(InFlightWrite(first.poll(0, 20), Job(), Write(1.8 * BUDGET)))
+        for one in in_flight:
             one.begin()
         before = group.member_ids()
         successor = Successor(group)

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.pace import PoisonedOffsetError
+from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import read

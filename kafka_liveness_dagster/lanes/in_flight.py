@@ -41,7 +41,7 @@ class Write(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class InFlight:
+class InFlightWrite:
     """A batch that is being written.
 
     Attributes:
@@ -104,10 +104,10 @@ class InFlight:
             self._rows.set_result(rows)
 
 
-class Flight(deque[InFlight]):
+class InFlightWrites(deque[InFlightWrite]):
     """The batches in flight, the oldest first. As a context manager: none is left behind."""
 
-    _landed_at = -math.inf
+    _committed_at = -math.inf
 
     def __enter__(self) -> Self:
         return self
@@ -115,13 +115,13 @@ class Flight(deque[InFlight]):
     def __exit__(self, *_: object) -> None:
         self.drop()
 
-    def landed(self) -> float:
+    def committed(self) -> float:
         """The oldest is committed; gives the seconds it took since its plan, or since the one before it landed.
 
         So the seconds of all are the time in which there was something to do, and none of it is counted twice.
         """
-        began_at, self._landed_at = max(self.popleft().began_at, self._landed_at), time.monotonic()
-        return self._landed_at - began_at
+        began_at, self._committed_at = max(self.popleft().began_at, self._committed_at), time.monotonic()
+        return self._committed_at - began_at
 
     def cancel(self, is_open: Callable[[Batch], bool]) -> None:
         """Cancel what is fenced, and no batch of the membership after it.
@@ -132,7 +132,7 @@ class Flight(deque[InFlight]):
             if not is_open(one.batch):
                 one.job.cancel(timeout_seconds=0.0)
 
-    def land_what_can(self, may_wait: Callable[[], None], land: Callable[[], None]) -> None:
+    def commit_what_is_written(self, may_wait: Callable[[], None], commit: Callable[[], None]) -> None:
         """Land, oldest first, until one failed or ``may_wait`` raises: no other member shall do it again.
 
         Caller: the lane's poll, in the run's thread, when partitions are about to go. Affects: the table and the first
@@ -140,7 +140,7 @@ class Flight(deque[InFlight]):
         """
         try:
             while self and self[0].ended_well(may_wait):
-                land()
+                commit()
         except Exception as error:  # noqa: BLE001 - raised again where the run lands it
             _log.debug("not committed before its partitions went: %s", error)
 

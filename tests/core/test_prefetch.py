@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.turns import Held, Prefetch, take_turns
+from kafka_liveness_dagster.core.prefetch import Held, Prefetch, round_robin
 
 A, B, C = (TopicPartition("orders", p) for p in range(3))
 HEURISTICS = ["partition", "total"]
@@ -25,7 +25,7 @@ def held(**records):
 def test_a_round_is_one_record_of_each(queues, rounds):
     """The n-th of each queue comes after every (n-1)-th and in the order of the queues."""
     waiting = [[(queue, n) for n in range(rounds)] for queue in range(queues)]
-    assert take_turns(waiting) == [(queue, n) for n in range(rounds) for queue in range(queues)]
+    assert round_robin(waiting) == [(queue, n) for n in range(rounds) for queue in range(queues)]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class PoisonedOffsetError(KafkaLivenessError):
 
 
 @dataclass
-class Pace:
+class BatchSizer:
     """The bound of the next batch.
 
     Attributes:
@@ -64,7 +64,7 @@ class Pace:
     ceiling: int
     auto: bool = False
     bound: int = field(init=False)
-    wary: bool = field(default=False, init=False)
+    judges_alone: bool = field(default=False, init=False)
     _suspect: OffsetRange | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Pace:
 
     def in_time(self, batch: Batch, seconds: float) -> None:
         """A batch was committed after so long: the next may be larger, up to the ceiling."""
-        self.wary, self._suspect = False, None
+        self.judges_alone, self._suspect = False, None
         if not self.auto:
             self.bound = min(self.ceiling, 2 * self.bound)
             return
@@ -91,7 +91,7 @@ class Pace:
             batch: the oldest that was in flight.
             alone: nothing else was in flight, so nothing else can have slowed it down.
         """
-        self.wary = True
+        self.judges_alone = True
         self.bound = max(1, batch.max_records // 2)
         before, self._suspect = self._suspect, batch.ranges[0] if batch.max_records == 1 else None
         return self._suspect if alone and self._suspect == before else None

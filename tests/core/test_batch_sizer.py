@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS, BatchSizer, PoisonedOffsetError
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.pace import FIRST_OFFSETS, Pace, PoisonedOffsetError
 
 
 def batch(*spans):
@@ -18,42 +18,42 @@ def batch(*spans):
 
 def test_a_slow_batch_comes_again_at_half_its_size():
     """Half of what it held, not of the bound it was far below."""
-    pace = Pace(1_000)
-    assert pace.too_slow(batch((70, 120), (0, 10))) is None
-    assert pace.bound == 30
+    sizer = BatchSizer(1_000)
+    assert sizer.too_slow(batch((70, 120), (0, 10))) is None
+    assert sizer.bound == 30
 
 
 def test_the_ceiling_is_never_exceeded():
     """After slow batches the bound doubles back to ``max_poll_records`` and stays there."""
-    pace = Pace(100)
-    pace.too_slow(batch((0, 60)))
+    sizer = BatchSizer(100)
+    sizer.too_slow(batch((0, 60)))
     for bound in (60, 100, 100):
-        pace.in_time(batch((0, 60)), 30.0)
-        assert pace.bound == bound
+        sizer.in_time(batch((0, 60)), 30.0)
+        assert sizer.bound == bound
 
 
 BUDGET = 60.0
 
 
-def work(pace, speeds, overhead=0.4, lag=10**9):
+def work(sizer, speeds, overhead=0.4, lag=10**9):
     """Batches of a lane that does so many offsets a second: the share of its budget that each took, 1 for too slow."""
     shares = []
     for speed in speeds:
-        size = min(lag, pace.bound)
+        size = min(lag, sizer.bound)
         seconds = overhead + size / speed
         planned = Batch((OffsetRange("orders", 0, 0, size),), BUDGET)
         shares.append(seconds / BUDGET)
         if seconds < BUDGET:
-            pace.in_time(planned, seconds)
+            sizer.in_time(planned, seconds)
         else:
-            pace.too_slow(planned)
+            sizer.too_slow(planned)
     return shares
 
 
 def test_an_automatic_bound_comes_to_half_of_the_budget():
     """Within five batches, whatever the transform takes, and it stays there."""
     for speed in (500, 20_000, 300_000):
-        shares = work(Pace(10**9, auto=True), [speed] * 12)
+        shares = work(BatchSizer(10**9, auto=True), [speed] * 12)
         assert all(0.45 < share < 0.55 for share in shares[7:]), speed
         assert max(shares) < 1, "no batch on the way there was thrown away"
 
@@ -65,50 +65,50 @@ def test_changing_speed_costs_no_batch_unless_it_halves_at_once(speeds, first):
     for change in speeds:
         now = min(1e6, max(200.0, now * change))
         walk.append(now)
-    assert max(work(Pace(10**9, auto=True), walk)) < 1
+    assert max(work(BatchSizer(10**9, auto=True), walk)) < 1
 
 
 def test_a_sudden_slowdown_costs_one_batch():
     """Ten times as slow from one batch to the next: halved until it fits, then half of the budget again."""
-    shares = work(Pace(10**9, auto=True), [10_000] * 10 + [1_000] * 10)
+    shares = work(BatchSizer(10**9, auto=True), [10_000] * 10 + [1_000] * 10)
     assert sum(share >= 1 for share in shares) <= 3
     assert 0.45 < shares[-1] < 0.55
 
 
 def test_little_data_is_no_reason_to_take_less():
     """A lane that is idle between bursts takes the next burst as large as the last one."""
-    pace = Pace(10**9, auto=True)
-    work(pace, [10_000] * 10)
-    before = pace.bound
-    work(pace, [10_000] * 50, lag=3)
-    assert pace.bound == before
+    sizer = BatchSizer(10**9, auto=True)
+    work(sizer, [10_000] * 10)
+    before = sizer.bound
+    work(sizer, [10_000] * 50, lag=3)
+    assert sizer.bound == before
 
 
 def test_an_automatic_bound_is_bounded_too():
     """The ceiling is the ceiling, and the first batch knows nothing yet."""
-    assert Pace(100, auto=True).bound == 100
-    assert Pace(10**9, auto=True).bound == FIRST_OFFSETS
-    pace = Pace(20_000, auto=True)
-    work(pace, [1_000_000] * 9)
-    assert pace.bound == 20_000
+    assert BatchSizer(100, auto=True).bound == 100
+    assert BatchSizer(10**9, auto=True).bound == FIRST_OFFSETS
+    sizer = BatchSizer(20_000, auto=True)
+    work(sizer, [1_000_000] * 9)
+    assert sizer.bound == 20_000
 
 
 def test_an_offset_alone_is_named():
     """One offset cannot be halved: it is the one, if it is not the process that stood still."""
-    pace = Pace(100)
-    assert pace.too_slow(batch((77, 78))) is None
-    assert pace.bound == 1
-    assert pace.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
+    sizer = BatchSizer(100)
+    assert sizer.too_slow(batch((77, 78))) is None
+    assert sizer.bound == 1
+    assert sizer.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
 
 
 def test_an_offset_that_was_in_time_once_is_not_named():
     """A process is stopped twice, in batches of one offset each: neither is named."""
-    pace = Pace(1)
-    assert pace.too_slow(batch((77, 78))) is None
-    pace.in_time(batch((77, 78)), 1.0)
-    assert pace.too_slow(batch((78, 79))) is None
-    pace.in_time(batch((78, 79)), 1.0)
-    assert pace.too_slow(batch((78, 79))) is None
+    sizer = BatchSizer(1)
+    assert sizer.too_slow(batch((77, 78))) is None
+    sizer.in_time(batch((77, 78)), 1.0)
+    assert sizer.too_slow(batch((78, 79))) is None
+    sizer.in_time(batch((78, 79)), 1.0)
+    assert sizer.too_slow(batch((78, 79))) is None
 
 
 def test_the_error_names_topic_partition_and_offset_with_the_remedy():
@@ -129,17 +129,17 @@ def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
     partition = poison.draw(st.integers(0, len(lags) - 1))
     offset = poison.draw(st.integers(0, lags[partition] - 1))
     bad = OffsetRange("orders", partition, offset, offset + 1)
-    heads, done, pace, last = dict.fromkeys(range(len(lags)), 0), 0, Pace(ceiling), None
+    heads, done, sizer, last = dict.fromkeys(range(len(lags)), 0), 0, BatchSizer(ceiling), None
     for _ in range(2_000):
         pending = {TopicPartition("orders", p): (Span(heads[p], lags[p]),) for p in heads}
-        ranges, after = plan(pending, pace.bound, last)
+        ranges, after = plan(pending, sizer.bound, last)
         if any(r.overlaps(bad) for r in ranges):
-            found = pace.too_slow(Batch(ranges, 60))  # ``last`` stays: the same partitions are first in line again
+            found = sizer.too_slow(Batch(ranges, 60))  # ``last`` stays: the same partitions are first in line again
             if found is not None:
                 assert found == bad
                 return
         else:
-            pace.in_time(Batch(ranges, 60), 1.0)
+            sizer.in_time(Batch(ranges, 60), 1.0)
             last = after
             for r in ranges:
                 heads[r.partition] = r.end
@@ -149,17 +149,17 @@ def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
 
 def test_an_offset_is_blamed_only_when_nothing_else_was_in_flight():
     """Two batches share Spark: which of them was too slow is found out by one alone."""
-    pace = Pace(ceiling=1)
-    assert pace.too_slow(batch((77, 78)), alone=False) is None
-    assert (pace.bound, pace.wary) == (1, True)
-    assert pace.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
+    sizer = BatchSizer(ceiling=1)
+    assert sizer.too_slow(batch((77, 78)), alone=False) is None
+    assert (sizer.bound, sizer.judges_alone) == (1, True)
+    assert sizer.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
 
 
 def test_after_a_batch_in_time_nothing_has_to_be_found_out():
     """Wary is who comes after a batch that was too slow."""
-    pace = Pace(ceiling=50)
-    assert not pace.wary
-    pace.too_slow(batch((70, 120)))
-    assert pace.wary
-    pace.in_time(batch((70, 95)), 1.0)
-    assert not pace.wary
+    sizer = BatchSizer(ceiling=50)
+    assert not sizer.judges_alone
+    sizer.too_slow(batch((70, 120)))
+    assert sizer.judges_alone
+    sizer.in_time(batch((70, 95)), 1.0)
+    assert not sizer.judges_alone

@@ -104,7 +104,7 @@ class Prefetch:
         return max(held.records / self.max_records, held.bytes / self.max_bytes)
 
 
-def take_turns(queues: Sequence[list[T]]) -> list[T]:
+def round_robin(queues: Sequence[list[T]]) -> list[T]:
     """The first record of each, then the second of each, and so on; all queues are of one length."""
     if len(queues) == 1:
         return queues[0]

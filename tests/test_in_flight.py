@@ -11,7 +11,7 @@ import pytest
 
 from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.lanes.flight import Flight, InFlight
+from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.spark.iceberg import Written
 
@@ -64,12 +64,12 @@ def may_wait():
     """As long as it takes."""
 
 
-def flight(*writes, epochs=None):
+def in_flight(*writes, epochs=None):
     """Batches of these writes, begun."""
-    found = Flight()
+    found = InFlightWrites()
     for number, write in enumerate(writes):
         ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)
-        found.append(InFlight(Batch(ranges, 60.0, epoch=(epochs or [1] * 9)[number]), Job(), write))
+        found.append(InFlightWrite(Batch(ranges, 60.0, epoch=(epochs or [1] * 9)[number]), Job(), write))
         found[-1].begin()
     return found
 
@@ -77,7 +77,7 @@ def flight(*writes, epochs=None):
 def test_spark_works_in_a_thread_of_its_own_and_the_transform_does_not():
     """The run's thread begins and finishes; what takes long does not hold it up."""
     write = Write()
-    with flight(write) as found:
+    with in_flight(write) as found:
         assert not found[0].failed
         write.gate.set()
         assert found[0].finish() == 7
@@ -90,7 +90,7 @@ def test_spark_works_in_a_thread_of_its_own_and_the_transform_does_not():
 def test_a_failure_is_told_where_the_batch_would_have_landed(step):
     """Not where it happens: the batch before it lands first."""
     first, second = Write(), Write(fails_at=step)
-    with flight(first, second) as found:
+    with in_flight(first, second) as found:
         for one in (first, second):
             one.gate.set()
         assert found[0].finish() == 7
@@ -102,11 +102,11 @@ def test_a_failure_is_told_where_the_batch_would_have_landed(step):
 def test_before_partitions_go_everything_lands_that_can():
     """Oldest first, until one fails: that one stays, and is told later."""
     writes = [Write(), Write(), Write(fails_at="execute"), Write()]
-    with flight(*writes) as found:
+    with in_flight(*writes) as found:
         for one in writes:
             one.gate.set()
         landed = []
-        found.land_what_can(may_wait, lambda: landed.append(found.popleft().batch.ranges[0].start))
+        found.commit_what_is_written(may_wait, lambda: landed.append(found.popleft().batch.ranges[0].start))
         assert landed == [0, 10]
         assert len(found) == 2
 
@@ -121,8 +121,8 @@ def test_a_fence_ends_the_wait_of_a_rebalance():
             raise StopWaitingError
 
     write = Write()
-    with flight(write) as found:
-        found.land_what_can(fenced_after_two_looks, pytest.fail)
+    with in_flight(write) as found:
+        found.commit_what_is_written(fenced_after_two_looks, pytest.fail)
         assert len(found) == 1
         write.gate.set()
 
@@ -135,15 +135,15 @@ def test_a_commit_that_is_refused_stays_in_flight():
 
     write = Write()
     write.gate.set()
-    with flight(write) as found:
-        found.land_what_can(may_wait, refused)
+    with in_flight(write) as found:
+        found.commit_what_is_written(may_wait, refused)
         assert len(found) == 1
 
 
 def test_what_a_former_membership_planned_is_given_up():
     """Its Spark work is cancelled; what was planned since is not touched."""
     old, new = Write(), Write()
-    with flight(old, new, epochs=[1, 2]) as found:
+    with in_flight(old, new, epochs=[1, 2]) as found:
         jobs = [one.job for one in found]
         found.drop(1)
         assert [job.cancelled for job in jobs] == [True, False]
@@ -155,12 +155,12 @@ def test_what_a_former_membership_planned_is_given_up():
 def test_no_second_is_counted_twice():
     """What two batches took that were in flight together is the time from the first plan to the last commit."""
     first, second = Write(), Write()
-    with flight(first, second) as found:
+    with in_flight(first, second) as found:
         planned = found[0].began_at
         first.gate.set()
-        seconds = found.landed()
+        seconds = found.committed()
         second.gate.set()
-        seconds += found.landed()
+        seconds += found.committed()
         assert seconds == pytest.approx(time.monotonic() - planned, abs=1.0)
         assert seconds <= time.monotonic() - planned
         assert not found
@@ -169,7 +169,7 @@ def test_no_second_is_counted_twice():
 def test_nothing_is_left_behind():
     """However the run ends, what is in flight is cancelled."""
     write = Write()
-    with suppress(StopWaitingError), flight(write) as found:
+    with suppress(StopWaitingError), in_flight(write) as found:
         job = found[0].job
         raise StopWaitingError
     assert job.cancelled
@@ -179,7 +179,7 @@ def test_nothing_is_left_behind():
 def test_the_watchdog_cancels_all_of_them():
     """The fence stops whatever Spark does for this process."""
     writes = [Write(), Write()]
-    with flight(*writes) as found:
+    with in_flight(*writes) as found:
         found.cancel(lambda _batch: False)
         assert all(one.job.cancelled for one in found)
         for one in writes:
@@ -189,7 +189,7 @@ def test_the_watchdog_cancels_all_of_them():
 def test_a_fence_that_is_told_late_cancels_no_batch_of_the_next_membership():
     """The watchdog tells it in a thread of its own, which may be slow: the run has joined again and begun a batch."""
     writes = [Write(), Write()]
-    with flight(*writes, epochs=[1, 2]) as found:
+    with in_flight(*writes, epochs=[1, 2]) as found:
         found.cancel(lambda batch: batch.epoch == 2)
         assert [one.job.cancelled for one in found] == [True, False]
         for one in writes:
@@ -228,7 +228,7 @@ class Faked(Pipeline):
         write = Write()
         write.gate.set()
         write.finish = lambda execute: Written(execute(), attempts=1, rewritten=False)
-        return InFlight(batch, Job(), write)
+        return InFlightWrite(batch, Job(), write)
 
 
 def test_a_rebalance_that_landed_everything_is_no_end_of_data():
