@@ -224,7 +224,7 @@ class Lane:
 class Faked(Pipeline):
     """A pipeline whose writes are done at once."""
 
-    def _in_flight(self, batch, lane, log):
+    def _write_of(self, batch, lane, log):
         write = Write()
         write.gate.set()
         write.finish = lambda execute: Written(execute(), attempts=1, rewritten=False)

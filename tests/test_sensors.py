@@ -76,7 +76,7 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
         {f"{n:08x}": LeaveReason.POLL_TIMEOUT for n in range(MAX_TOLD)},
         "0" * 8,
         1_795_000_000.123456,
-        {f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, told=True) for n in range(MAX_ABSENT)},
+        {f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, announced=True) for n in range(MAX_ABSENT)},
         looked_at=1_795_000_000,
     )
     cursor = GroupCursor.of(memory, observed_at=1_795_000_000.123456, epoch=1_795_000_000, events=10**6)

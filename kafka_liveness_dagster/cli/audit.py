@@ -62,22 +62,22 @@ class Audit:
             KafkaLivenessError: broker, Spark or table could not be asked.
         """
         check_group_id(self.group_id)
-        told = self._commits()  # before the table is asked: what is committed was written before that
-        target = self.table or _target(self.group_id, told.values())
+        commits = self._commits()  # before the table is asked: what is committed was written before that
+        target = self.table or _target(self.group_id, commits.values())
         if target.count(".") < _TABLE_PARTS - 1 and self.table is None:
-            return self._of_sink(target, told, deep=deep)
+            return self._of_sink(target, commits, deep=deep)
         from kafka_liveness_dagster.spark.history import history  # noqa: PLC0415 - pyspark only where it is used
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
         table, session = IcebergTable(target), self.session()
         seen = history(session, table)
-        told |= self._of_another_life(seen, told)
-        if not told:
+        commits |= self._of_another_life(seen, commits)
+        if not commits:
             raise self._nothing()
         twice = overlaps(seen.writes)
         partitions = [
             PartitionCertificate(tp, replace(one.facts, account=seen.ledger.of(tp)), one.foreign, twice.get(tp, ()))
-            for tp, one in told.items()
+            for tp, one in commits.items()
         ]
         if deep and seen.snapshot_id is not None:
             partitions = self._compared(session, table, seen.snapshot_id, partitions)
@@ -102,22 +102,22 @@ class Audit:
         ids = self.cluster.topic_ids({tp.topic for tp in partitions})
         return {tp: _Told.of(first.get(tp), second.get(tp), bounds[tp], ids[tp.topic]) for tp in partitions}
 
-    def _of_another_life(self, seen: History, told: Mapping[TopicPartition, _Told]) -> dict[TopicPartition, _Told]:
+    def _of_another_life(self, seen: History, commits: Mapping[TopicPartition, _Told]) -> dict[TopicPartition, _Told]:
         """Partitions of topics made anew: the broker has deleted the commits with the topic, but the table knows."""
         known = {tp.topic: account.topic_id for tp, account in seen.ledger.accounts.items()}
-        rest = sorted(set(known) - {tp.topic for tp in told} if not self.topics else ())
+        rest = sorted(set(known) - {tp.topic for tp in commits} if not self.topics else ())
         there = set(self.cluster.topics()) if rest else set()
         ids = self.cluster.topic_ids([topic for topic in rest if topic in there])
-        anew = [topic for topic in ids if not told or (known[topic] and ids[topic] and known[topic] != ids[topic])]
+        anew = [topic for topic in ids if not commits or (known[topic] and ids[topic] and known[topic] != ids[topic])]
         return self._told(self.cluster.partitions(anew), {}, {}) if anew else {}
 
-    def _of_sink(self, target: str, told: Mapping[TopicPartition, _Told], *, deep: bool) -> Certificate:
+    def _of_sink(self, target: str, commits: Mapping[TopicPartition, _Told], *, deep: bool) -> Certificate:
         if deep:
             raise NothingToAuditError(
                 f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the sink "
                 f"{target}: leave it out, or name a table with --table"
             )
-        partitions = tuple(PartitionCertificate(tp, one.facts, one.foreign) for tp, one in told.items())
+        partitions = tuple(PartitionCertificate(tp, one.facts, one.foreign) for tp, one in commits.items())
         return Certificate(self.group_id, target, False, None, partitions)
 
     def _compared(
@@ -158,9 +158,9 @@ class _Told:
         return cls(PartitionFacts(committed, mark, *bounds, second=done, topic_id=topic_id), foreign)
 
 
-def _target(group_id: str, told: Collection[_Told]) -> str:
+def _target(group_id: str, commits: Collection[_Told]) -> str:
     """Where the rows go, as the second commit log says."""
-    named = sorted({one.facts.second.target for one in told if one.facts.second.target})
+    named = sorted({one.facts.second.target for one in commits if one.facts.second.target})
     if len(named) == 1:
         return named[0]
     if not named:
@@ -186,5 +186,5 @@ def _compacted(cluster: Cluster, topics: Collection[str]) -> set[str]:
     admin, _ = admin_client(cluster.settings)
     found = admin.describe_configs(asked, request_timeout=REQUEST_SECONDS) if asked else {}
     with suppress(KafkaException, KeyError):
-        return {one.name for one, told in found.items() if "compact" in told.result()["cleanup.policy"].value}
+        return {one.name for one, commits in found.items() if "compact" in commits.result()["cleanup.policy"].value}
     return set()

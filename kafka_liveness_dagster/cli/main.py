@@ -111,7 +111,7 @@ def doctor(context: click.Context, bootstrap_servers: str, spark_remote: str) ->
     failed = 0
     for finding in examine(bootstrap_servers, spark_remote):
         failed += not finding.ok
-        click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.subject:<8} {finding.told}")
+        click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.subject:<8} {finding.found}")
     context.exit(1 if failed else 0)
 
 

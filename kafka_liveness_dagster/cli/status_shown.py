@@ -33,8 +33,8 @@ _WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expi
 def show(found: GroupStatus) -> Group:
     """The same for a terminal."""
     numbers = found.as_json()
-    told = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets owed, members: {len(found.members)}"
-    title = Text(f"group {found.group_id}: {told}", "bold")
+    words = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets owed, members: {len(found.members)}"
+    title = Text(f"group {found.group_id}: {words}", "bold")
     warnings = [
         Text(f"{p.seen.topic_partition}: not this package's metadata: {p.foreign[:80]!r}", "yellow")
         for p in found.partitions
@@ -118,13 +118,13 @@ def _members_table(found: GroupStatus) -> _Rows:
 
 def _owed(p: PartitionStatus) -> Text:
     warnings = [_WARNING.get(p.expiry(span), "") for span in p.seen.outstanding]
-    told = [f"{span} {warning}".rstrip() for span, warning in zip(p.seen.outstanding, warnings, strict=True)]
-    return Text(_several(told), "red" if any(warnings) else "")
+    words = [f"{span} {warning}".rstrip() for span, warning in zip(p.seen.outstanding, warnings, strict=True)]
+    return Text(_several(words), "red" if any(warnings) else "")
 
 
-def _several(told: list[str]) -> str:
-    rest = len(told) - _SHOWN_RANGES
-    return ", ".join(told[:_SHOWN_RANGES]) + (f" and {rest} more" if rest > 0 else "")
+def _several(words: list[str]) -> str:
+    rest = len(words) - _SHOWN_RANGES
+    return ", ".join(words[:_SHOWN_RANGES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _or_none(offset: int | None) -> str:

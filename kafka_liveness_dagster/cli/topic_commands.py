@@ -158,7 +158,7 @@ def produce(
     from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
 
     if bootstrap_servers == "embedded":
-        topics.create_missing(kafka, [topic], lambda told: click.echo(told, err=True))
+        topics.create_missing(kafka, [topic], lambda words: click.echo(words, err=True))
     producing, began_at = topics.Producing(kafka, topic), time.monotonic()
     sent, why = 0, None
     try:
@@ -170,8 +170,8 @@ def produce(
     except InvalidSettingError as error:
         why = error
     count = producing.flush()
-    told = ", ".join(f"{tp.partition}: {taken:,}" for tp, taken in sorted(producing.written.items()))
-    click.echo(f"{count:,} records to {topic}{f' (partition {told})' if told else ''}", err=True)
+    words = ", ".join(f"{tp.partition}: {taken:,}" for tp, taken in sorted(producing.written.items()))
+    click.echo(f"{count:,} records to {topic}{f' (partition {words})' if words else ''}", err=True)
     if why is not None:
         raise why
 

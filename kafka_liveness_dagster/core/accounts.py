@@ -18,14 +18,14 @@ class Account:
 
     Attributes:
         done: offsets whose rows are in the table, all of them; offsets without rows included.
-        told: offsets that are accounted for without rows: forgiven, or lost and reported.
+        reported: offsets that are accounted for without rows: forgiven, or lost and reported.
         start: the first offset that was ever this table's to hold; None while nobody said.
         topic_id: whose offsets they are; empty where no broker told it.
         complete: what is in neither is not in the table. False where snapshots that might say so were expired.
     """
 
     done: tuple[Span, ...] = ()
-    told: tuple[Span, ...] = ()
+    reported: tuple[Span, ...] = ()
     start: int | None = None
     topic_id: str = ""
     complete: bool = True
@@ -35,7 +35,7 @@ class Account:
         starts = [account.start for account in (self, other) if account.start is not None]
         return Account(
             union((*self.done, *other.done)),
-            union((*self.told, *other.told)),
+            union((*self.reported, *other.reported)),
             min(starts, default=None),
             other.topic_id or self.topic_id,
             self.complete and other.complete,

@@ -5,10 +5,10 @@ is named, and the caller decides whether it is owed or ends the run.
 
 >>> from kafka_liveness_dagster.core.fairness import Batch
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
->>> pace = Pace(ceiling=50)
->>> pace.too_slow(Batch((OffsetRange("orders", 3, 70, 120),), deadline_seconds=60)), pace.bound
+>>> sizer = BatchSizer(ceiling=50)
+>>> sizer.too_slow(Batch((OffsetRange("orders", 3, 70, 120),), deadline_seconds=60)), sizer.bound
 (None, 25)
->>> pace.in_time(Batch((OffsetRange("orders", 3, 70, 95),), deadline_seconds=60), seconds=20.0), pace.bound
+>>> sizer.in_time(Batch((OffsetRange("orders", 3, 70, 95),), deadline_seconds=60), seconds=20.0), sizer.bound
 (None, 50)
 """
 
@@ -58,7 +58,7 @@ class BatchSizer:
         ceiling: ``max_poll_records``; never exceeded.
         auto: find the bound by what batches take: the next is expected to use half of its budget.
         bound: offsets the next batch may hold.
-        wary: the batch before was too slow; what comes next is to be judged by itself.
+        judges_alone: the batch before was too slow; what comes next is to be judged by itself.
     """
 
     ceiling: int

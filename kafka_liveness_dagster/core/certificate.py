@@ -70,13 +70,13 @@ class PartitionCertificate:
     @cached_property
     def lost(self) -> tuple[Span, ...]:
         """Told as lost, or forgiven by hand."""
-        return difference(intersection(self.facts.told, self.life), self._done)
+        return difference(intersection(self.facts.reported, self.life), self._done)
 
     @cached_property
     def missing(self) -> tuple[Span, ...]:
         """Committed, and neither in the table nor owed nor told: the table lost it, or the debt was forgotten."""
         if self.facts.account is None:  # both logs alone: where the last commit is a stranger's nobody says anything
-            return () if self.facts.mark else difference(self.life, self.facts.told)
+            return () if self.facts.mark else difference(self.life, self.facts.reported)
         return () if self.facts.committed is None else self.facts.missing(self.facts.committed)
 
     @property
@@ -121,16 +121,16 @@ class PartitionCertificate:
             return "nothing is committed yet" if self.start is None else f"nothing is committed above {self.start}"
         (life,) = self.life
         if self.facts.account is None:
-            told = f"both commit logs say that every offset from {life.start} to {life.end} is processed"
+            sentence = f"both commit logs say that every offset from {life.start} to {life.end} is processed"
         else:
-            told = f"every offset from {life.start} to {life.end} is in the table once"
-        return told + _but_for(*((size(spans), texts(spans)) for spans in (self.owed, self.dead, self.lost)))
+            sentence = f"every offset from {life.start} to {life.end} is in the table once"
+        return sentence + _but_for(*((size(spans), texts(spans)) for spans in (self.owed, self.dead, self.lost)))
 
     @property
     def sentence(self) -> str:
         """The certificate, or why there is none."""
-        told = f"NOT certified: {'. '.join(self.faults)}" if self.faults else self.claim
-        return "; ".join((told, *self._notes()))
+        sentence = f"NOT certified: {'. '.join(self.faults)}" if self.faults else self.claim
+        return "; ".join((sentence, *self._notes()))
 
     @property
     def _done(self) -> tuple[Span, ...]:
@@ -159,22 +159,22 @@ class PartitionCertificate:
         yield from self.rows.faults() if self.rows else ()
 
     def _missing(self) -> str:
-        told = f"{counted(size(self.missing))} missing ({texts(self.missing)})"
+        sentence = f"{counted(size(self.missing))} missing ({texts(self.missing)})"
         if not self.forgotten:
             return (
-                f"{told}: they were committed after their rows were written, and the table has lost them: it was "
+                f"{sentence}: they were committed after their rows were written, and the table has lost them: it was "
                 "dropped, replaced or rolled back. Restore it, or set on_missing_rows='owe'"
             )
         unknown = self.facts.account is None or not self.facts.account.complete
         why = ", and the table cannot tell" if unknown else ""
-        return f"{told}: forgotten by a commit that is not this package's{why}. The next live run owes them again"
+        return f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run owes them again"
 
     def _notes(self) -> Iterator[str]:
         if self.foreign is not None:
             yield f"another program's metadata is committed: {self.foreign[:80]!r}"
         if self.by_word and self.facts.account is not None:
-            told = "the table's history that would say so was expired"
-            yield f"{texts(self.by_word)} by the commit logs' word alone: {told}"
+            sentence = "the table's history that would say so was expired"
+            yield f"{texts(self.by_word)} by the commit logs' word alone: {sentence}"
         if self.ahead:
             yield f"the table has {texts(self.ahead)} above the commit already"
         if self.facts.committed is not None and (unread := Span(self.facts.committed, self.facts.log_start)).size > 0:
@@ -216,10 +216,10 @@ class Certificate:
         certain = sum(size(difference(p.life, (*p.owed, *p.lost))) for p in self.partitions)
         how = "is in the table once" if self.is_table else "is processed, as both commit logs say"
         count = f"{len(self.partitions)} partition{'s' if self.partitions[1:] else ''}"
-        told = f"certified: {of}: every committed offset of {count} {how}, {certain:,} in all"
-        told += _but_for(self._all("owed"), self._all("dead"), self._all("lost"))
+        sentence = f"certified: {of}: every committed offset of {count} {how}, {certain:,} in all"
+        sentence += _but_for(self._all("owed"), self._all("dead"), self._all("lost"))
         empty = sum(one.offsets for p in self.partitions if p.rows for one in p.rows.without_rows)
-        return told + (f"; {empty:,} of them have a record, but no row" if empty else "")
+        return sentence + (f"; {empty:,} of them have a record, but no row" if empty else "")
 
     def _all(self, name: str) -> tuple[int, str]:
         """How many offsets, and which, of all partitions."""
@@ -232,10 +232,10 @@ def texts(spans: Iterable[Span]) -> str:
     return several([str(span) for span in spans]) or "nothing"
 
 
-def several(told: Sequence[str]) -> str:
+def several(words: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
-    rest = len(told) - _SHOWN
-    return ", ".join(told[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(words) - _SHOWN
+    return ", ".join(words[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _but_for(owed: tuple[int, str], dead: tuple[int, str], lost: tuple[int, str]) -> str:

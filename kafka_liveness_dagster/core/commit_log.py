@@ -119,14 +119,14 @@ class DoneLog:
     """The second log: every owed offset below ``watermark`` is done, and so are ``done`` above it.
 
     Attributes:
-        told: offsets that are accounted for without having been processed: forgiven, or lost and reported.
+        reported: offsets that are accounted for without having been processed: forgiven, or lost and reported.
         origin: whose offsets these are; None in what version 0.1.0 wrote.
         target: where the rows go that the group answers for; None where nobody can be asked what is there.
     """
 
     watermark: int = 0
     done: tuple[Span, ...] = ()
-    told: tuple[Span, ...] = ()
+    reported: tuple[Span, ...] = ()
     origin: Origin | None = field(default=None, compare=False)
     target: str | None = field(default=None, compare=False)
 
@@ -159,7 +159,7 @@ class DoneLog:
         done = difference((Span(0, self.watermark), *self.done), spans)
         watermark = done[0].end if done and done[0].start == 0 else 0
         done = difference(done, (Span(0, watermark),))
-        return replace(self, watermark=watermark, done=done, told=difference(self.told, spans))
+        return replace(self, watermark=watermark, done=done, reported=difference(self.reported, spans))
 
     def encode(self) -> str:
         """``kl2 done <topic id>@0 150-160 told 30-40 in lake.shop.orders``; ``kl1 done 150-160`` without an origin.
@@ -167,19 +167,19 @@ class DoneLog:
         What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
         not data; and what was told is in the table's ledger by then.
         """
-        done, told = list(self.done), list(self.told)
-        while len(text := self._text(done, told)) > MAX_METADATA_BYTES and (done or told):
+        done, reported = list(self.done), list(self.reported)
+        while len(text := self._text(done, reported)) > MAX_METADATA_BYTES and (done or reported):
             if done:
                 done.pop()
             else:
-                told.pop(0)
+                reported.pop(0)
         return text
 
-    def _text(self, done: list[Span], told: list[Span]) -> str:
+    def _text(self, done: list[Span], reported: list[Span]) -> str:
         if self.origin is None:
             return f"kl1 done {_encode_spans(done)}".rstrip()
         words = f"kl2 done {self.origin} {_encode_spans(done)}".rstrip()
-        words += f" told {_encode_spans(told)}" if told else ""
+        words += f" told {_encode_spans(reported)}" if reported else ""
         return words + (f" in {self.target}" if self.target else "")
 
     @classmethod
@@ -192,8 +192,8 @@ class DoneLog:
         if offset is None:
             return cls()
         found = _read(_DONE, metadata)
-        done, told = (_decode_spans(found.get(name), metadata) for name in ("done", "told"))
-        return cls(offset, done, told, _origin(found), found.get("target"))
+        done, reported = (_decode_spans(found.get(name), metadata) for name in ("done", "told"))
+        return cls(offset, done, reported, _origin(found), found.get("target"))
 
 
 def committed(first: int | None, owed: tuple[Span, ...]) -> int | None:

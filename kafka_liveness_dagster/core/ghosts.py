@@ -36,13 +36,13 @@ class Absence:
     Attributes:
         since: when it was seen so first.
         heard: when its beat was another one than before.
-        told: that it is a ghost.
+        announced: that it is a ghost.
     """
 
     since: float
     heard: float
     beat: int | None = None
-    told: bool = False
+    announced: bool = False
 
 
 def absences(
@@ -96,9 +96,9 @@ def found(
     known, events = dict(absent), []
     for mark, absence in absent.items():
         run = runs[mark]
-        if not absence.told and is_ghost(run, absence, now, ghost_after_seconds):
+        if not absence.announced and is_ghost(run, absence, now, ghost_after_seconds):
             events.append(ghost(mark, run, absence, now))
-            known[mark] = replace(absence, told=True)
+            known[mark] = replace(absence, announced=True)
     return known, events
 
 

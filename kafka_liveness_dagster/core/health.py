@@ -4,7 +4,7 @@ Judges one look, in numbers and with the remedy; never asks Kafka or Dagster, an
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> behind = PartitionSnapshot(TopicPartition("orders", 3), committed=70, mark=None, log_end=120)
->>> print(lag_below([behind], max_lag=20).told)
+>>> print(lag_below([behind], max_lag=20).sentence)
 lag 50 is above max_lag=20. Let more runs share it (max_live_runs), or take larger batches (max_poll_records)
 """
 
@@ -48,7 +48,7 @@ class Verdict:
     """One judgement: what is told, and the numbers behind it."""
 
     gravity: Gravity
-    told: str
+    sentence: str
     numbers: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
@@ -99,9 +99,9 @@ def group_alive(
         (failed, Gravity.WARNING, f"nothing to read{failed}", ""),
         (True, Gravity.FINE, "nothing to read, no member needed", ""),
     )
-    gravity, told = next((gravity, told + remedy) for holds, gravity, told, remedy in rules if holds)
+    gravity, sentence = next((gravity, sentence + remedy) for holds, gravity, sentence, remedy in rules if holds)
     numbers = {"members": ours, "foreign_members": len(foreign), "runs_in_progress": len(in_progress), "lag": lag}
-    return Verdict(gravity, told, {**numbers, "ghosts": len(ghosts)})
+    return Verdict(gravity, sentence, {**numbers, "ghosts": len(ghosts)})
 
 
 def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
@@ -136,17 +136,17 @@ def crash_lag_age(
     if not owed:
         return Verdict(Gravity.FINE, "nothing is owed", numbers)
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
-    told = f"{owed:,} offsets in {_count(ranges, 'range')} are owed, the oldest for {oldest_seconds:,.0f} s"
+    sentence = f"{owed:,} offsets in {_count(ranges, 'range')} are owed, the oldest for {oldest_seconds:,.0f} s"
     if max_age_seconds is None:
-        return Verdict(Gravity.FINE, f"{told}; no bound is set (max_age_seconds of CrashLag)", numbers)
+        return Verdict(Gravity.FINE, f"{sentence}; no bound is set (max_age_seconds of CrashLag)", numbers)
     numbers["max_crash_lag_age_seconds"] = max_age_seconds
     if oldest_seconds > max_age_seconds:
         remedy = "Materialize the missing partitions, or let the sensor do it (auto_catch_up)"
-        return Verdict(Gravity.WARNING, f"{told}, longer than {max_age_seconds:g} s. {remedy}", numbers)
+        return Verdict(Gravity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if unlisted:
-        told = f"{_named(unlisted)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"
-        return Verdict(Gravity.WARNING, f"{told}. The group's sensor adds them: is it switched on?", numbers)
-    return Verdict(Gravity.FINE, f"{told}, at most {max_age_seconds:g} s", numbers)
+        sentence = f"{_named(unlisted)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"
+        return Verdict(Gravity.WARNING, f"{sentence}. The group's sensor adds them: is it switched on?", numbers)
+    return Verdict(Gravity.FINE, f"{sentence}, at most {max_age_seconds:g} s", numbers)
 
 
 def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdict:
@@ -171,13 +171,13 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
     numbers = {"expired_offsets": sum(r.size for r in lost), "offsets_about_to_expire": sum(r.size for r in near)}
     longer = "process them now (crash lag: its partitions), or raise the topic's retention"
     if lost:
-        told = f"expired before they were processed: {_named(lost)}, {numbers['expired_offsets']:,} offsets"
+        sentence = f"expired before they were processed: {_named(lost)}, {numbers['expired_offsets']:,} offsets"
         remedy = "What is gone: `kafka-liveness forgive` closes owed ranges, on_data_loss='skip' passes them"
         also = f" About to expire: {_named(near)}: {longer}." if near else ""
-        return Verdict(Gravity.ERROR, f"{told}.{also} {remedy}", numbers)
+        return Verdict(Gravity.ERROR, f"{sentence}.{also} {remedy}", numbers)
     if near:
-        told = f"about to expire: {_named(near)}, {numbers['offsets_about_to_expire']:,} offsets"
-        return Verdict(Gravity.WARNING, f"{told}: {longer}", numbers)
+        sentence = f"about to expire: {_named(near)}, {numbers['offsets_about_to_expire']:,} offsets"
+        return Verdict(Gravity.WARNING, f"{sentence}: {longer}", numbers)
     return Verdict(Gravity.FINE, "nothing that waits is about to expire", numbers)
 
 
@@ -201,11 +201,11 @@ def exact(seen: GroupSnapshot, remembered: Sequence[str], cannot_tell: str) -> V
         "owed_offsets": owed,
     }
     if missing:
-        told = f"the table lacks {_named(missing)}, {numbers['missing_offsets']:,} offsets that were committed"
-        return Verdict(Gravity.ERROR, f"{told}: it was dropped, replaced or rolled back. {_RESTORE}", numbers)
+        sentence = f"the table lacks {_named(missing)}, {numbers['missing_offsets']:,} offsets that were committed"
+        return Verdict(Gravity.ERROR, f"{sentence}: it was dropped, replaced or rolled back. {_RESTORE}", numbers)
     if forgotten:
-        told = f"{_named(forgotten)}: not in the table, and a stranger's commit made the group forget it"
-        return Verdict(Gravity.ERROR, f"{told}. It is owed again: materialize its partition", numbers)
+        sentence = f"{_named(forgotten)}: not in the table, and a stranger's commit made the group forget it"
+        return Verdict(Gravity.ERROR, f"{sentence}. It is owed again: materialize its partition", numbers)
     return Verdict(Gravity.FINE, f"every committed offset is in the table or accounted for; {owed:,} are owed", numbers)
 
 

@@ -48,9 +48,9 @@ def encode(accounts: Accounts, *, complete: bool = True) -> str:
     """
     words: list[str] = [] if complete else [_REST_UNKNOWN]
     for topic, partitions in groupby(sorted(accounts), key=lambda tp: tp.topic):
-        told = list(partitions)
-        words.append(f"{topic}/{next((accounts[tp].topic_id for tp in told if accounts[tp].topic_id), '')}")
-        words += [f"{tp.partition}{_account(accounts[tp])}" for tp in told]
+        known = list(partitions)
+        words.append(f"{topic}/{next((accounts[tp].topic_id for tp in known if accounts[tp].topic_id), '')}")
+        words += [f"{tp.partition}{_account(accounts[tp])}" for tp in known]
     text = " ".join(words)
     return text if len(text) <= LONG else _packed(text)
 
@@ -82,8 +82,8 @@ def decode(text: str) -> dict[TopicPartition, Account]:
 def _account(account: Account) -> str:
     start = "" if account.complete else "?"
     start += "" if account.start is None else f"@{account.start}"
-    told = f"!{_texts(account.told)}" if account.told else ""
-    return f"{start}:{_texts(account.done)}{told}"
+    reported = f"!{_texts(account.reported)}" if account.reported else ""
+    return f"{start}:{_texts(account.done)}{reported}"
 
 
 def _texts(spans: Collection[Span]) -> str:

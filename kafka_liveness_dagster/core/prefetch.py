@@ -2,7 +2,7 @@
 
 Holds no record and fetches none: it is told how much is held of each partition.
 
->>> take_turns([["a0", "a1"], ["b0", "b1"]])
+>>> round_robin([["a0", "a1"], ["b0", "b1"]])
 ['a0', 'b0', 'a1', 'b1']
 >>> A, B = (TopicPartition("orders", p) for p in range(2))
 >>> backlog = {A: Held(records=120, bytes=12_000), B: Held(records=0, bytes=0)}

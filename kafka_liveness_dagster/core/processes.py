@@ -3,10 +3,10 @@
 Sure, or silent: a pid says nothing on another kernel or in another container, and then the answer is ``UNKNOWN``.
 
 >>> here = Place(boot="48df4ead", cell="4026531836")
->>> told = Process(here, pid=4242, began=1_311_164)
->>> judge(told, here, Entry(exists=False)).value, judge(told, here, Entry(exists=True, began=1_311_164)).value
+>>> process = Process(here, pid=4242, began=1_311_164)
+>>> judge(process, here, Entry(exists=False)).value, judge(process, here, Entry(exists=True, began=1_311_164)).value
 ('gone', 'there')
->>> judge(told, Place(boot="0c0ffee0", cell="4026531836"), Entry(exists=False)).value
+>>> judge(process, Place(boot="0c0ffee0", cell="4026531836"), Entry(exists=False)).value
 'unknown'
 """
 
@@ -62,22 +62,22 @@ class Entry:
     began: int | None = None
 
 
-def judge(told: Process, here: Place, now: Entry) -> Word:
+def judge(process: Process, here: Place, now: Entry) -> Word:
     """Whether a process is gone for sure.
 
     Args:
-        told: as the run told it.
+        process: as the run told it.
         here: where we look.
         now: what is here under its pid.
     """
     # Rule 1: nothing outlives its kernel, and a machine has one at a time
-    if told.place.boot != here.boot:
-        return Word.GONE if told.place.machine and told.place.machine == here.machine else Word.UNKNOWN
+    if process.place.boot != here.boot:
+        return Word.GONE if process.place.machine and process.place.machine == here.machine else Word.UNKNOWN
     # Rule 2: in another container the pid is another process's
-    if told.place.cell != here.cell:
+    if process.place.cell != here.cell:
         return Word.UNKNOWN
     # Rule 3: ended, or ended and its pid given to a younger one
-    if not now.exists or now.began not in (None, told.began):
+    if not now.exists or now.began not in (None, process.began):
         return Word.GONE
     return Word.THERE
 
@@ -134,8 +134,8 @@ class Sign:
         return cls(mark)
 
 
-def _process(told: list[str]) -> Process | None:
-    match told:
+def _process(words: list[str]) -> Process | None:
+    match words:
         case [pid, began, boot, cell, machine] if pid.isdecimal() and began.isdecimal():
             return Process(Place(boot, cell, "" if machine == _NOTHING else machine), int(pid), int(began))
     return None

@@ -201,7 +201,7 @@ def _second(
     missing, lost = missing_and_lost
     ahead = (Span(start, facts.second.end),) if facts.second.end > start else ()
     log = facts.second.without((*missing, *ahead)) if missing or ahead else facts.second
-    return replace(log, told=union((*log.told, *lost)), origin=origin)
+    return replace(log, reported=union((*log.reported, *lost)), origin=origin)
 
 
 def _has_room(owed: tuple[Span, ...], policy: ResumePolicy, origin: Origin, again: Span | None) -> bool:

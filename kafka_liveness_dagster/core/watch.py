@@ -54,7 +54,7 @@ class Memory:
     Attributes:
         state: of the group at the last look.
         members: those it had, by their keys, at most ``MAX_REMEMBERED``.
-        told: departures that were told and still stand in the commit log, by their runs.
+        announced: departures that were told and still stand in the commit log, by their runs.
         dealt: who had which partitions when the group was last stable.
         rebalancing_since: seconds, None while it is not.
         absent: runs in progress that were no members, and since when; the newest first.
@@ -64,7 +64,7 @@ class Memory:
 
     state: GroupState
     members: Mapping[str, Remembered]
-    told: Mapping[str, LeaveReason]
+    announced: Mapping[str, LeaveReason]
     dealt: str
     rebalancing_since: float | None = None
     absent: Mapping[str, Absence] = field(default_factory=dict)
@@ -101,8 +101,8 @@ def changes(
         since = now_seconds if before.rebalancing_since is None else before.rebalancing_since
         after = replace(after, dealt=before.dealt, rebalancing_since=since)
     events = [
-        *(gone for gone in left if not _is_told(gone, before.told)),
-        *_gone(before, seen, told=after.told.keys() | before.told.keys()),
+        *(gone for gone in left if not _is_announced(gone, before.announced)),
+        *_gone(before, seen, announced=after.announced.keys() | before.announced.keys()),
         *_joined(before, seen),
         *_of_the_group(before, seen, now_seconds),
         *lost,
@@ -136,17 +136,17 @@ def _joined(before: Memory, seen: GroupSnapshot) -> list[GroupEvent]:
     ]
 
 
-def _gone(before: Memory, seen: GroupSnapshot, told: Container[str]) -> list[MemberLeft]:
+def _gone(before: Memory, seen: GroupSnapshot, announced: Container[str]) -> list[MemberLeft]:
     """Members whose marks tell nothing: foreign ones, runs that are back, and those whose partitions others took.
 
     Args:
         before: who was there.
         seen: who is there.
-        told: runs whose departures are told by their marks.
+        announced: runs whose departures are told by their marks.
     """
     present = {member.key for member in seen.known}
     missing = [was for key, was in before.members.items() if key not in present]
-    return [_departure(was, seen) for was in missing if was.is_foreign or was.name not in told]
+    return [_departure(was, seen) for was in missing if was.is_foreign or was.name not in announced]
 
 
 def _departure(was: Remembered, seen: GroupSnapshot) -> MemberLeft:
@@ -162,9 +162,9 @@ def _departure(was: Remembered, seen: GroupSnapshot) -> MemberLeft:
 
 def _forgotten(before: Memory | None, seen: GroupSnapshot) -> tuple[list[GroupEvent], tuple[str, ...]]:
     """What nobody remembers any more; what of it was told before, and is not done yet, is remembered here."""
-    told = [OffsetRange.parse(key) for key in before.forgotten] if before else []
+    announced = [OffsetRange.parse(key) for key in before.forgotten] if before else []
     waiting = {p.topic_partition: p.outstanding for p in seen.partitions}
-    still = [one for one in told if intersection((one.span,), waiting.get(one.topic_partition, ()))]
+    still = [one for one in announced if intersection((one.span,), waiting.get(one.topic_partition, ()))]
     foreign = tuple(member.name for member in seen.members if member.is_foreign)
     new = [
         OffsetRange(*p.topic_partition, *span)
@@ -185,7 +185,7 @@ def _absent(
     return found(absent, runs, now_seconds, ghost_after_seconds)
 
 
-def _is_told(gone: MemberLeft, told: Mapping[str, LeaveReason]) -> bool:
+def _is_announced(gone: MemberLeft, announced: Mapping[str, LeaveReason]) -> bool:
     """Whether it was told, or that its run left in good order: by which name is seen later matters to nobody."""
-    before = told.get(gone.run)
+    before = announced.get(gone.run)
     return before is gone.reason or (before is not None and before.in_good_order and gone.reason.in_good_order)

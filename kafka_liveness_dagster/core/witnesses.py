@@ -115,9 +115,9 @@ class PartitionFacts:
         return self.mark is not None and self.mark.origin is not None
 
     @property
-    def told(self) -> tuple[Span, ...]:
+    def reported(self) -> tuple[Span, ...]:
         """Offsets that are accounted for without rows: forgiven, or lost and reported."""
-        return union((*self.second.told, *(self.account.told if self.account else ())))
+        return union((*self.second.reported, *(self.account.reported if self.account else ())))
 
     def left_of(self, asked: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of these offsets is not proven done: by the table where it can tell, else by the two logs.
@@ -132,7 +132,7 @@ class PartitionFacts:
         forgotten = difference(elsewhere, (*self.owed, *self._word))
         again = (self.mark.again,) if self.mark and self.mark.again else ()
         redone = self.second.outstanding(intersection(intersection(asked, self.owed), again))
-        return difference((*by_table, *owed, *forgotten, *redone), self.told)
+        return difference((*by_table, *owed, *forgotten, *redone), self.reported)
 
     def missing(self, position: int) -> tuple[Span, ...]:
         """What lies below ``position``, in the group's life, and is neither in the table nor owed nor told as lost.
@@ -142,13 +142,13 @@ class PartitionFacts:
         """
         if self.account is None or self.origin is None or (self.vouched and not self._table_tells):
             return ()
-        return difference((Span(self.origin.start, position),), (*self.account.done, *self.told, *self.owed))
+        return difference((Span(self.origin.start, position),), (*self.account.done, *self.reported, *self.owed))
 
     def said_done(self, without: tuple[Span, ...]) -> tuple[Span, ...]:
         """What the last commit says is in the table: all of the group's life below it but what is owed, or told."""
         if self.mark is None or self.mark.origin is None or self.committed is None:
             return ()
-        return difference((Span(self.mark.origin.start, self.committed),), (*without, *self.told))
+        return difference((Span(self.mark.origin.start, self.committed),), (*without, *self.reported))
 
     @property
     def _table_tells(self) -> bool:

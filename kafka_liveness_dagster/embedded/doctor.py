@@ -36,7 +36,7 @@ class Finding:
 
     subject: str
     ok: bool
-    told: str
+    found: str
 
 
 def examine(bootstrap_servers: str = EMBEDDED, spark_remote: str = EMBEDDED) -> Iterator[Finding]:
@@ -54,9 +54,9 @@ def examine(bootstrap_servers: str = EMBEDDED, spark_remote: str = EMBEDDED) -> 
 
 def _finding(subject: str, check: Callable[[], str]) -> Finding:
     try:
-        return Finding(subject, ok=True, told=check())
+        return Finding(subject, ok=True, found=check())
     except KafkaLivenessError as error:
-        return Finding(subject, ok=False, told=str(error))
+        return Finding(subject, ok=False, found=str(error))
 
 
 def _jars() -> str:
@@ -86,13 +86,13 @@ def _kafka(bootstrap_servers: str) -> str:
     try:
         brokers = client.list_topics(timeout=_KAFKA_SECONDS).brokers
         broker = resource(resource.Type.BROKER, str(min(brokers)))
-        told = client.describe_configs([broker], request_timeout=_KAFKA_SECONDS)[broker].result()
+        found = client.describe_configs([broker], request_timeout=_KAFKA_SECONDS)[broker].result()
     except KafkaException as error:
         raise UnhealthyError(
             f"{address} did not answer in {_KAFKA_SECONDS:.0f} s ({error.args[0].str()}): check the address and "
             f"that this machine may reach it"
         ) from None
-    shortest, longest = (int(told[limit].value) for limit in _LIMITS)
+    shortest, longest = (int(found[limit].value) for limit in _LIMITS)
     return f"{address}, {len(brokers)} broker(s), session timeouts of {shortest:,} to {longest:,} ms"
 
 

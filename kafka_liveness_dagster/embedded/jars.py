@@ -80,7 +80,9 @@ def resolved(name: Name) -> Path | None:
 def damaged(name: Name) -> list[str]:
     """The jars that are not what was downloaded; reads all of them."""
     folder = _folder(name, jars_folder())
-    return [jar for jar, told in _sums(folder).items() if not (folder / jar).is_file() or _sum(folder / jar) != told]
+    return [
+        jar for jar, checksum in _sums(folder).items() if not (folder / jar).is_file() or _sum(folder / jar) != checksum
+    ]
 
 
 def resolve(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path:
@@ -122,7 +124,7 @@ def _sums(folder: Path) -> dict[str, str]:
         lines = (folder / _SUMS).read_text().splitlines()
     except OSError:
         return {}
-    return {jar: told for told, _, jar in (line.partition("  ") for line in lines)}
+    return {jar: checksum for checksum, _, jar in (line.partition("  ") for line in lines)}
 
 
 def _sum(jar: Path) -> str:

@@ -67,8 +67,8 @@ def _ask(java: Path) -> _Java:
         )
     except (OSError, subprocess.TimeoutExpired):
         return _Java(java, "")
-    told = asked.stdout + asked.stderr
-    version = re.search(r'java\.version = (\S+)|version "([^"]+)"', told)
-    home = re.search(r"java\.home = (.+)", told)
+    output = asked.stdout + asked.stderr
+    version = re.search(r'java\.version = (\S+)|version "([^"]+)"', output)
+    home = re.search(r"java\.home = (.+)", output)
     binary = Path(home[1].strip()) / "bin" / "java" if home else java
     return _Java(binary if binary.exists() else java, (version[1] or version[2]) if version else "")

@@ -57,19 +57,19 @@ def empty(folder: Path) -> Path:
 def read(home: Path) -> dict[str, Started]:
     """What was started by name; empty when nothing was or when the file is another version's."""
     try:
-        told = json.loads((home / "services.json").read_text())
-        return {name: Started(**fields) for name, fields in told.items()}
+        text = json.loads((home / "services.json").read_text())
+        return {name: Started(**fields) for name, fields in text.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
 def write(home: Path, started: dict[str, Started]) -> None:
     """Replace the file in one step; mode 0600 from the start, since it holds the token."""
-    told = json.dumps({name: asdict(one) for name, one in started.items()}, indent=2)
+    text = json.dumps({name: asdict(one) for name, one in started.items()}, indent=2)
     handle, path = tempfile.mkstemp(dir=home, prefix=".services-")
     try:
         with os.fdopen(handle, "w") as file:
-            file.write(told)
+            file.write(text)
         Path(path).replace(home / "services.json")
     except BaseException:
         Path(path).unlink(missing_ok=True)

@@ -139,13 +139,13 @@ class Cluster:
         found = {}
         for topic, future in asked.items():
             try:
-                told = str(future.result().topic_id or "").translate(_URL_SAFE)
+                topic_id = str(future.result().topic_id or "").translate(_URL_SAFE)
             except KafkaException as error:
                 refused = self._refused(error, f"asking for the id of topic {topic}")
                 if not isinstance(refused, KafkaRefusedError):
                     raise refused from error
-                told = ""  # a broker that does not know the question: by its id the topic is not to be known
-            found[topic] = "" if told == _NO_TOPIC_ID else told
+                topic_id = ""  # a broker that does not know the question: by its id the topic is not to be known
+            found[topic] = "" if topic_id == _NO_TOPIC_ID else topic_id
         return found
 
     def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:

@@ -38,23 +38,25 @@ class Found:
             self.lose(tp, lost, log)
         for forgotten in resumed.forgotten:
             self.forgotten.append(OffsetRange(*tp, *forgotten))
-            told = (
+            message = (
                 "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit "
                 "replaced what was owed, or the table lost it. It is owed again and becomes a partition"
             )
-            log.warning(told, self.forgotten[-1], forgotten.size)
+            log.warning(message, self.forgotten[-1], forgotten.size)
         if resumed.paused:
             log.warning("%s is paused at %d, in both lanes: resume() lets it go on", tp, resumed.position)
         for skipped in resumed.crash_lag:
             self.jumped.append(OffsetRange(*tp, *skipped))
-            told = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
-            log.warning(told, self.jumped[-1], skipped.size, resumed.position)
+            message = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
+            log.warning(message, self.jumped[-1], skipped.size, resumed.position)
         if resumed.overflow is not None:
-            told = "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_ranges of CrashLag"
-            log.warning(told, tp, resumed.overflow.start)
+            message = (
+                "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_ranges of CrashLag"
+            )
+            log.warning(message, tp, resumed.overflow.start)
 
     def lose(self, tp: TopicPartition, lost: Span, log: Logger) -> None:
         """Offsets expired before they were processed."""
         self.lost.append(OffsetRange(*tp, *lost))
-        told = "lost: %s, %d offsets, expired before it was processed; going on without it"
-        log.error(told, self.lost[-1], lost.size)
+        message = "lost: %s, %d offsets, expired before it was processed; going on without it"
+        log.error(message, self.lost[-1], lost.size)

@@ -132,8 +132,8 @@ class LiveLane:
             self._check_identity(spans, outcome)
         handed_over = self.member.commit(spans, arrivals, waiting)
         if handed_over:
-            told = "handed over before the commit, replayed by the new owner: %s"
-            self._log.info(told, ", ".join(map(str, handed_over)))
+            message = "handed over before the commit, replayed by the new owner: %s"
+            self._log.info(message, ", ".join(map(str, handed_over)))
         return handed_over
 
     def confirm(self, batch: Batch, waiting: Callable[[], None]) -> None:
@@ -203,9 +203,9 @@ class LiveLane:
         known, believed = {}, {}
         for tp, (facts, r) in settled.items():
             assert r.origin is not None  # noqa: S101 - resume gave it
-            known[tp] = Account((), r.second.told, r.origin.start, r.origin.topic_id)
+            known[tp] = Account((), r.second.reported, r.origin.start, r.origin.topic_id)
             if facts.account is not None and not facts.account.complete:
-                believed[tp] = replace(known[tp], done=facts.said_done((*r.owed, *r.second.told)))
+                believed[tp] = replace(known[tp], done=facts.said_done((*r.owed, *r.second.reported)))
         self._witness.learn(known)
         self._witness.believe(believed)
 
@@ -227,7 +227,7 @@ class LiveLane:
             lost = Span(owned.position, log_start)
             self._second().tell({tp: (lost,)})
             if self._witness is not None:
-                self._witness.learn({tp: Account(told=(lost,))})
+                self._witness.learn({tp: Account(reported=(lost,))})
             self._found.lose(tp, lost, self._log)
             owned.committed = owned.position = log_start
 

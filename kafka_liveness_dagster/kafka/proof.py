@@ -56,7 +56,9 @@ class Proof:
         if self._witness is None:
             return facts
         begun = {tp: one.origin.start if one.origin else None for tp, one in facts.items()}
-        self._witness.learn({tp: Account((), one.second.told, begun[tp], one.topic_id) for tp, one in facts.items()})
+        self._witness.learn(
+            {tp: Account((), one.second.reported, begun[tp], one.topic_id) for tp, one in facts.items()}
+        )
         self._accounts = {tp: self._believed(tp, one.account or Account()) for tp, one in facts.items()}
         return self._with_accounts(facts)
 
@@ -82,7 +84,7 @@ class Proof:
     def lost(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> None:
         """These are gone for good: the witness tells it with the next write."""
         if self._witness is not None:
-            self._witness.learn({tp: Account(told=gone) for tp, gone in spans.items()})
+            self._witness.learn({tp: Account(reported=gone) for tp, gone in spans.items()})
 
     def check(self, left_out: Iterable[OffsetRange]) -> None:
         """Ask once more, after all was written: nothing is green that is not proven.

@@ -73,7 +73,7 @@ class SecondLog:
             self._write(changed)
 
     def tell(
-        self, told: Mapping[TopicPartition, tuple[Span, ...]], may_go_on: Callable[[], None] = lambda: None
+        self, reported: Mapping[TopicPartition, tuple[Span, ...]], may_go_on: Callable[[], None] = lambda: None
     ) -> None:
         """Write down that offsets are accounted for without having been processed: forgiven, or lost and reported.
 
@@ -84,8 +84,8 @@ class SecondLog:
         """
         for _ in range(_WRITES):
             may_go_on()
-            facts = self._cluster.facts(self._group_id, list(told))
-            logs = {tp: (one.second, _with_told(one, told[tp])) for tp, one in facts.items()}
+            facts = self._cluster.facts(self._group_id, list(reported))
+            logs = {tp: (one.second, _with_reported(one, reported[tp])) for tp, one in facts.items()}
             if all(_text(before) == _text(after) for before, after in logs.values()):
                 return
             self.put(logs)
@@ -154,13 +154,13 @@ class SecondLog:
             raise named(error, f"committing to {self._group_id + CATCH_UP_SUFFIX}", self._kafka.bootstrap_servers)
 
 
-def _with_told(facts: PartitionFacts, told: tuple[Span, ...]) -> DoneLog:
+def _with_reported(facts: PartitionFacts, reported: tuple[Span, ...]) -> DoneLog:
     """The second log as it must be when these are accounted for."""
-    log, owed = facts.second, intersection(facts.outstanding, told)
+    log, owed = facts.second, intersection(facts.outstanding, reported)
     # Of what version 0.1.0 committed nobody knows where it began: nothing below is held against the table
     origin = log.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
     recorded = log.record(facts.owed, owed) if owed else log
-    return replace(recorded, told=union((*log.told, *told)), origin=origin)
+    return replace(recorded, reported=union((*log.reported, *reported)), origin=origin)
 
 
 def _text(log: DoneLog) -> tuple[int, str]:

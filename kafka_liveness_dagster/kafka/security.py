@@ -58,8 +58,8 @@ class Security:
 
     def client(self) -> dict[str, str]:
         """What librdkafka is told: nothing that nobody set."""
-        told = {name: getattr(self, name) for name in NAMES}
-        return {name.replace("_", "."): value for name, value in told.items() if value and value != NAMES[name]}
+        given = {name: getattr(self, name) for name in NAMES}
+        return {name.replace("_", "."): value for name, value in given.items() if value and value != NAMES[name]}
 
     def spark(self) -> dict[str, str]:
         """What Spark's Kafka source is told: the files' content, since executors may be anywhere."""
@@ -87,36 +87,36 @@ class Security:
 NAMES = {one.name: one.default for one in fields(Security)}
 
 
-def contradictions(told: Mapping[str, str | None]) -> Iterator[str]:
+def contradictions(given: Mapping[str, str | None]) -> Iterator[str]:
     """What is wrong with these settings, in words without a secret; no file is looked at."""
     for name in NAMES:
-        if not VALUE.fits(told[name] or ""):
+        if not VALUE.fits(given[name] or ""):
             yield f"{name} is refused: wanted {VALUE.wanted}"
-    protocol, check = told["security_protocol"] or "", told["ssl_endpoint_identification_algorithm"]
+    protocol, check = given["security_protocol"] or "", given["ssl_endpoint_identification_algorithm"]
     if protocol not in PROTOCOLS:
         yield f"security_protocol is {protocol!r}: wanted {', '.join(PROTOCOLS)}"
     if check not in HOST_NAME_CHECKS:
         yield f"ssl_endpoint_identification_algorithm is {check!r}: wanted {' or '.join(HOST_NAME_CHECKS)}"
-    yield from _wrong_with_the_login(protocol, told)
-    unused = [name for name in NAMES if name.startswith("ssl_") and told[name] not in ("", NAMES[name])]
+    yield from _wrong_with_the_login(protocol, given)
+    unused = [name for name in NAMES if name.startswith("ssl_") and given[name] not in ("", NAMES[name])]
     if unused and not protocol.endswith("SSL"):
         yield f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
-    if bool(told["ssl_certificate_location"]) != bool(told["ssl_key_location"]):
+    if bool(given["ssl_certificate_location"]) != bool(given["ssl_key_location"]):
         yield "ssl_certificate_location and ssl_key_location belong together: set both, or neither"
-    if told["ssl_key_password"] and not told["ssl_key_location"]:
+    if given["ssl_key_password"] and not given["ssl_key_location"]:
         yield "ssl_key_password would not be used: ssl_key_location is missing"
 
 
-def _wrong_with_the_login(protocol: str, told: Mapping[str, str | None]) -> Iterator[str]:
-    login, mechanism = ("sasl_mechanism", "sasl_username", "sasl_password"), told["sasl_mechanism"]
+def _wrong_with_the_login(protocol: str, given: Mapping[str, str | None]) -> Iterator[str]:
+    login, mechanism = ("sasl_mechanism", "sasl_username", "sasl_password"), given["sasl_mechanism"]
     if not protocol.startswith("SASL_"):
-        if unused := [name for name in login if told[name]]:
+        if unused := [name for name in login if given[name]]:
             yield (
                 f"{' and '.join(unused)} would not be used: security_protocol is {protocol}. Set it to SASL_SSL, or "
                 "to SASL_PLAINTEXT where the network is trusted"
             )
         return
-    if missing := [name for name in login if not told[name]]:
+    if missing := [name for name in login if not given[name]]:
         yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
     if mechanism and mechanism not in MECHANISMS:
         known = ", ".join(MECHANISMS)

@@ -178,14 +178,14 @@ class Watchdog:
 
     def _tell_in_time(self) -> None:
         """In a thread of its own: a database that does not answer must not keep the member in its group."""
-        told = threading.Event()
+        is_told = threading.Event()
 
         def tell() -> None:
             self._tell()
-            told.set()
+            is_told.set()
 
         threading.Thread(target=tell, name="kafka-liveness-tell", daemon=True).start()
-        if not told.wait(_TELL_SECONDS):
+        if not is_told.wait(_TELL_SECONDS):
             log.warning("Dagster did not answer within %g s: it may not know why this process left", _TELL_SECONDS)
 
     def _tell(self) -> None:

@@ -52,10 +52,10 @@ def entry(pid: int) -> Entry:
     except OSError:
         pass  # another user's: it exists
     try:
-        told = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:  # not shown to us
         return Entry(exists=True)
-    return Entry(exists=False) if told[_STATE] in _DEAD else Entry(exists=True, began=int(told[_BEGAN]))
+    return Entry(exists=False) if fields[_STATE] in _DEAD else Entry(exists=True, began=int(fields[_BEGAN]))
 
 
 def _namespace(kind: str) -> str:
@@ -67,7 +67,11 @@ def _namespace(kind: str) -> str:
 def _machine() -> str:
     """A machine by all that tells it from its clones: its id, its name and its network card; empty without an id."""
     try:
-        told = _MACHINE_ID.read_text().strip()
+        machine = _MACHINE_ID.read_text().strip()
     except OSError:
         return ""
-    return hashlib.sha256(f"{told} {socket.gethostname()} {uuid.getnode()}".encode()).hexdigest()[:12] if told else ""
+    return (
+        hashlib.sha256(f"{machine} {socket.gethostname()} {uuid.getnode()}".encode()).hexdigest()[:12]
+        if machine
+        else ""
+    )

@@ -83,13 +83,13 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         run_id = uuid4().hex
         return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
     # An earlier consumer's, or of the run this one repeats
-    told = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
+    tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
     if away_seconds is not None:
-        told[AWAY_TAG] = f"{away_seconds:g}"
+        tags[AWAY_TAG] = f"{away_seconds:g}"
     if sign_of(run).process is None:  # an op of the user's own
-        told[PROCESS_TAG] = Sign(run_mark(run.run_id), None, worker_process(context)).encode()
-    if told:
-        tell(context.instance, run.run_id, told)
+        tags[PROCESS_TAG] = Sign(run_mark(run.run_id), None, worker_process(context)).encode()
+    if tags:
+        tell(context.instance, run.run_id, tags)
     remaining = _run_remaining(context)
     if remaining is not None and not context.instance.run_monitoring_enabled:
         _warn_unenforced(context, run)

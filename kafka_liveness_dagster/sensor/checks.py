@@ -57,8 +57,8 @@ class GroupChecks:
     def specs(self) -> list[dg.AssetCheckSpec]:
         """What Dagster shows of them before one was evaluated; nobody can say what a sink of the user's own holds."""
         return [
-            dg.AssetCheckSpec(name, asset=self._asset(name), description=told)
-            for name, told in _WHAT.items()
+            dg.AssetCheckSpec(name, asset=self._asset(name), description=what)
+            for name, what in _WHAT.items()
             if name != EXACT or self.table is not None
         ]
 
@@ -166,7 +166,7 @@ class GroupChecks:
             check_name=name,
             passed=verdict.gravity is Gravity.FINE,
             severity=dg.AssetCheckSeverity.ERROR if verdict.gravity is Gravity.ERROR else dg.AssetCheckSeverity.WARN,
-            description=verdict.told,
+            description=verdict.sentence,
             metadata={"group": self.group_id, **verdict.numbers, **(last if name == GROUP_ALIVE else {})},
         )
 
@@ -178,26 +178,26 @@ def _began(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
 
 
-def are_forgotten(newest: int, told_of: int, told_at: float, now: float) -> bool:
+def are_forgotten(newest: int, told_of: int, stored_at: float, now: float) -> bool:
     """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
-    return newest > told_of and now - told_at >= _FORGOTTEN_SECONDS
+    return newest > told_of and now - stored_at >= _FORGOTTEN_SECONDS
 
 
 def news(
-    evaluated: Sequence[dg.AssetCheckEvaluation], told: str, told_at: float, now: float, *, forgotten: bool = False
+    evaluated: Sequence[dg.AssetCheckEvaluation], stored: str, stored_at: float, now: float, *, forgotten: bool = False
 ) -> tuple[Sequence[dg.AssetCheckEvaluation], str, float]:
     """What of it is worth storing: every change at once, and what stays as it was every ten minutes.
 
     Args:
         evaluated: all checks now.
-        told: the outcomes that were stored last, in a letter each.
-        told_at: when.
-        now: on the clock of ``told_at``.
+        stored: the outcomes that were stored last, in a letter each.
+        stored_at: when.
+        now: on the clock of ``stored_at``.
         forgotten: Dagster shows none of what was stored.
 
     Returns:
         What to store, and what to remember of it.
     """
     outcomes = "".join("." if e.passed else e.severity.value[0] for e in evaluated)
-    is_news = forgotten or outcomes != told or now - told_at >= _TOLD_AGAIN_SECONDS
-    return (evaluated, outcomes, now) if is_news else ((), told, told_at)
+    is_news = forgotten or outcomes != stored or now - stored_at >= _TOLD_AGAIN_SECONDS
+    return (evaluated, outcomes, now) if is_news else ((), stored, stored_at)

@@ -139,7 +139,7 @@ class GroupCursor(BaseModel, frozen=True):
             runs=_names(memory),
             elsewhere=_names(memory, is_elsewhere=True),
             foreign=_names(memory, is_foreign=True),
-            left=_by_code(memory.told),
+            left=_by_code(memory.announced),
             dealt=memory.dealt,
             rebalancing_since=memory.rebalancing_since,
             absent=dict(list(map(_absence, memory.absent.items()))[-MAX_ABSENT:]),  # the oldest are the last
@@ -168,7 +168,7 @@ class GroupCursor(BaseModel, frozen=True):
 
 def _absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, int | None, bool]]:
     run, one = found
-    return run, (int(one.since), int(one.heard), one.beat, one.told)
+    return run, (int(one.since), int(one.heard), one.beat, one.announced)
 
 
 def _names(memory: Memory, *, is_elsewhere: bool = False, is_foreign: bool = False) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _names(memory: Memory, *, is_elsewhere: bool = False, is_foreign: bool = Fal
     return {key: one.name for key, one in memory.members.items() if (one.is_elsewhere, one.is_foreign) == kind}
 
 
-def _by_code(told: Mapping[str, LeaveReason]) -> dict[str, str]:
+def _by_code(announced: Mapping[str, LeaveReason]) -> dict[str, str]:
     """The runs that left for each reason."""
-    reasons = dict.fromkeys(told.values())
-    return {reason.code: " ".join(run for run, why in told.items() if why is reason) for reason in reasons}
+    reasons = dict.fromkeys(announced.values())
+    return {reason.code: " ".join(run for run, why in announced.items() if why is reason) for reason in reasons}

@@ -106,7 +106,7 @@ def _query(
     session: SparkSession, rows: DataFrame, scopes: Mapping[TopicPartition, Scope], kafka_options: Mapping[str, str]
 ) -> DataFrame:
     topics = ", ".join(f"'{topic}'" for topic in sorted({tp.topic for tp in scopes}))  # Kafka's: no quotes in them
-    told = [(*tp, s.start, *s.records, s.log.end, s.committed, _step(s)) for tp, s in scopes.items()]
+    rows_of_scope = [(*tp, s.start, *s.records, s.log.end, s.committed, _step(s)) for tp, s in scopes.items()]
     columns = (
         "topic string, partition int, life_start long, read_start long, read_end long, log_end long, committed long, "
         "step long"
@@ -116,7 +116,7 @@ def _query(
         _COMPARED,
         rows=rows.where(f"topic IN ({topics})"),
         records=_records(session, scopes, kafka_options),
-        scope=session.createDataFrame(told, columns),
+        scope=session.createDataFrame(rows_of_scope, columns),
         spans=session.createDataFrame(spans, "topic string, partition int, start long, end long"),
         stretches=_STRETCHES,
     )
@@ -143,4 +143,6 @@ def _findings(found: Iterable[Row], scope: Scope) -> RowFindings:
         kinds.setdefault(kind, []).append(Stretch(first, last + 1, offsets))
         rows += held if kind == "rows" else 0
     kinds.pop("rows", None)
-    return RowFindings(rows, **{kind: joined(told) for kind, told in kinds.items()}, compacted=scope.compacted)
+    return RowFindings(
+        rows, **{kind: joined(rows_of_scope) for kind, rows_of_scope in kinds.items()}, compacted=scope.compacted
+    )

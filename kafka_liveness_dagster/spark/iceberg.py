@@ -152,16 +152,16 @@ class TableWrite:
         self.may_go_on()
         columns = table.columns(session)
         snapshot_id = None if columns is None else table.snapshot_id(session)
-        told = {"kafka-liveness.ranges": names(ranges)}
+        summary = {"kafka-liveness.ranges": names(ranges)}
         if self.ledger is not None:
-            told = self.ledger.properties(session, snapshot_id, ranges)
+            summary = self.ledger.properties(session, snapshot_id, ranges)
         self.may_replace()
         self.may_go_on()
         frame = self.make_frame()
         check_rows(frame, f"the rows for {table.name}")
         self.may_go_on()
         if columns is None:
-            return self._created(frame, told)
+            return self._created(frame, summary)
         found = fit(frame, columns, table.name)
         frame = inside(schema.widened(frame, found.lacking), ranges)
         written, counted = _counted(frame)
@@ -179,16 +179,16 @@ class TableWrite:
 
         def execute() -> int:
             self.may_go_on()
-            _overwrite(written, table, snapshot_id, replaced, told)
+            _overwrite(written, table, snapshot_id, replaced, summary)
             return _landed(counted)
 
         return execute
 
-    def _created(self, frame: DataFrame, told: Mapping[str, str]) -> Callable[[], int]:
+    def _created(self, frame: DataFrame, summary: Mapping[str, str]) -> Callable[[], int]:
         """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
         check_new(frame.schema.fields, self.table.name)
         written, counted = _counted(inside(frame, self.ranges))
-        schema.create(self.table, written, told)
+        schema.create(self.table, written, summary)
         return lambda: _landed(counted)
 
     def _failed(self, error: PySparkException) -> KafkaLivenessError:
@@ -210,9 +210,9 @@ def _overwrite(
     table: IcebergTable,
     snapshot_id: int | None,
     replaced: Sequence[OffsetRange],
-    told: Mapping[str, str],
+    summary: Mapping[str, str],
 ) -> None:
-    writer = frame.writeTo(table.quoted).options(**schema.write_options(told))
+    writer = frame.writeTo(table.quoted).options(**schema.write_options(summary))
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
     writer.overwrite(F.expr(condition(replaced)))

@@ -111,10 +111,10 @@ class TableLedger:
         wrote = {tp: Account(spans, *self._besides(tp)) for tp, spans in _by_partition(ranges).items()}
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode(self._with_known(), complete=self._says.complete)
-        told = {_WROTE: encode(wrote)}
+        summary = {_WROTE: encode(wrote)}
         if self._since is not None and (len(had) <= LONG or self._since == snapshot_id):
-            told |= {_HAD: had, _SINCE: str(self._since)}
-        return told
+            summary |= {_HAD: had, _SINCE: str(self._since)}
+        return summary
 
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
         """These ranges are in the table now."""
@@ -133,7 +133,7 @@ class TableLedger:
 
     def _besides(self, tp: TopicPartition) -> tuple[tuple[Span, ...], int | None, str]:
         both = self._says.of(tp) + self._known.get(tp, Account())
-        return both.told, both.start, both.topic_id
+        return both.reported, both.start, both.topic_id
 
     def _is_odd(self, snapshot_id: int | None) -> bool:
         """Whether this cannot be the next snapshot of a table that only grows."""

@@ -34,7 +34,7 @@ _PROPERTIES = {
 }
 
 
-def create(table: IcebergTable, frame: DataFrame, told: Mapping[str, str]) -> None:
+def create(table: IcebergTable, frame: DataFrame, summary: Mapping[str, str]) -> None:
     """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
     session, namespace = frame.sparkSession, table.quoted.rpartition(".")[0]
     is_new = _create_namespace(session, namespace)
@@ -42,7 +42,7 @@ def create(table: IcebergTable, frame: DataFrame, told: Mapping[str, str]) -> No
     for key, value in _PROPERTIES.items():
         writer = writer.tableProperty(key, value)
     try:
-        writer.options(**write_options(told)).create()
+        writer.options(**write_options(summary)).create()
     except PySparkException:
         if is_new:
             with suppress(PySparkException):  # somebody else has a table in it by now
@@ -95,10 +95,10 @@ def add(table: IcebergTable, session: SparkSession, new: Iterable[StructField]) 
         raise table.refused(in_short(error)) from error
 
 
-def write_options(told: Mapping[str, str]) -> dict[str, str]:
+def write_options(summary: Mapping[str, str]) -> dict[str, str]:
     """How every write goes, and what it tells in its snapshot's summary."""
-    summary = {f"snapshot-property.{name}": text for name, text in told.items()}
-    return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": "true", **summary}
+    properties = {f"snapshot-property.{name}": text for name, text in summary.items()}
+    return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": "true", **properties}
 
 
 def _create_namespace(session: SparkSession, namespace: str) -> bool:

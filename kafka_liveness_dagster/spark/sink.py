@@ -120,9 +120,9 @@ class SinkWitness:
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
         """What the sink holds of these offsets."""
         ranges = [OffsetRange(*tp, *span) for tp, span in asked.items() if span.size]
-        told = self.covered(ranges)
-        found = total({r.topic_partition: Account((r.span,))} for r in told or ())
-        return {tp: found.get(tp, Account(complete=told is not None)) for tp in asked}
+        ranges_held = self.covered(ranges)
+        found = total({r.topic_partition: Account((r.span,))} for r in ranges_held or ())
+        return {tp: found.get(tp, Account(complete=ranges_held is not None)) for tp in asked}
 
     def learn(self, accounts: Accounts) -> None:
         """A sink is told nothing."""

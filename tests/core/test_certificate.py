@@ -46,15 +46,17 @@ CERTIFIED = {
     ),
     "owed and lost": (
         certificate(
-            mark=replace(OURS, owed=(Span(70, 100),)), account=UNTIL_70, second=replace(SECOND, told=(Span(100, 120),))
+            mark=replace(OURS, owed=(Span(70, 100),)),
+            account=UNTIL_70,
+            second=replace(SECOND, reported=(Span(100, 120),)),
         ),
         f"{ONCE}, but for 30 owed (70-100) and 20 lost or forgiven (100-120)",
     ),
     "lost, as the table alone says": (
-        certificate(account=replace(UNTIL_70, told=(Span(70, 120),))),
+        certificate(account=replace(UNTIL_70, reported=(Span(70, 120),))),
         f"{ONCE}, but for 50 lost or forgiven (70-120)",
     ),
-    "told as lost, but there after all": (certificate(second=replace(SECOND, told=(Span(70, 120),))), ONCE),
+    "told as lost, but there after all": (certificate(second=replace(SECOND, reported=(Span(70, 120),))), ONCE),
     "drained, and the first log has not dropped it yet": (certificate(mark=OWING), ONCE),
     "to be processed again, though it is there": (
         certificate(mark=replace(OURS, owed=(Span(70, 120),), again=Span(70, 120))),
@@ -236,7 +238,7 @@ def group(*partitions, is_table=True):
 def test_the_group_is_certified_when_all_its_partitions_are():
     """In one sentence, with what is excepted; else with the first that is not."""
     well, owing = certificate(), certificate(mark=OWING, account=UNTIL_70)
-    lost = certificate(account=replace(UNTIL_70, told=(Span(70, 120),)))
+    lost = certificate(account=replace(UNTIL_70, reported=(Span(70, 120),)))
     begin = "certified: group etl, table lake.shop.orders: every committed offset of"
     assert group(well).sentence == f"{begin} 1 partition is in the table once, 120 in all"
     assert group(well, owing, lost).sentence == (

@@ -198,8 +198,8 @@ def test_what_was_told_gives_way_last(done, told):
     read = DoneLog.decode(0, text)
     assert len(text.encode()) <= MAX_METADATA_BYTES
     assert read.done == done[: len(read.done)]
-    assert read.told == told[len(told) - len(read.told) :]
-    assert read.told == told or not read.done
+    assert read.reported == told[len(told) - len(read.reported) :]
+    assert read.reported == told or not read.done
 
 
 def test_the_second_logs_text():

@@ -63,7 +63,7 @@ NEW = partition(committed=None, mark=None, log_end=50)
 def test_group_alive(members, runs, at, gravity, says):
     """A member, or nothing to read and a last run that was fine."""
     found = group_alive(GroupSnapshot(GroupState.STABLE, tuple(members), (at,), runs), dict.fromkeys(runs, 5.0), 120.0)
-    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
     assert found.numbers["foreign_members"] + found.numbers["members"] == len(members)
 
 
@@ -79,7 +79,7 @@ def test_a_run_that_never_joins_is_a_ghost_after_a_while(members, age, gravity, 
     """It left no mark: only its age tells a start from a ghost."""
     seen = GroupSnapshot(GroupState.STABLE, tuple(members), (BEHIND,), {OLDER: AT_WORK})
     found = group_alive(seen, {OLDER: age}, 120.0)
-    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
     assert found.numbers["ghosts"] == (age >= 120)
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_is_being_requested_counts():
 def test_lag_below(bound, partitions, gravity, says):
     """What is to be read is at most the bound."""
     found = lag_below(partitions, bound)
-    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
     assert ("max_lag" in found.numbers) == (bound is not None)
 
 
@@ -125,7 +125,7 @@ OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(1
 def test_crash_lag_age(partitions, oldest, unlisted, bound, gravity, says):  # noqa: PLR0917
     """What is owed is not owed for longer than the bound."""
     found = crash_lag_age(partitions, oldest, unlisted, bound)
-    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
 
 
 def log(log_start, committed=200, log_end=200, mark=Mark.RELEASED, owed=()):
@@ -154,7 +154,7 @@ def log(log_start, committed=200, log_end=200, mark=Mark.RELEASED, owed=()):
 def test_retention(at, gravity, says):
     """Nothing that waits in either lane is deleted, or about to be; a batch is 20 offsets."""
     found = retention([at], 20)
-    assert (found.gravity, says in found.told) == (gravity, True), found.told
+    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
     assert (found.numbers["expired_offsets"] > 0) == (gravity is ERROR)
 
 
@@ -184,11 +184,11 @@ def test_exact(seen, remembered, cannot_tell, gravity, says):
     """What was committed is there, or somebody says where it is."""
     verdict = exact(GroupSnapshot(GroupState.STABLE, (), (seen,)), remembered, cannot_tell)
     assert verdict.gravity is gravity
-    assert says in verdict.told
+    assert says in verdict.sentence
 
 
 def test_many_are_told_by_their_first():
     """A description is read by people: five names, and how many more."""
     owed = tuple(Span(n * 10, n * 10 + 1) for n in range(8))
-    told = retention([partition(committed=1_000, log_end=1_000, log_start=500, outstanding=owed)], 20).told
+    told = retention([partition(committed=1_000, log_end=1_000, log_start=500, outstanding=owed)], 20).sentence
     assert "orders:0:40-41 and 3 more, 8 offsets" in told

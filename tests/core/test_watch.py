@@ -298,7 +298,7 @@ def test_the_memory_of_departures_is_bounded():
     """A group with hundreds of dead scripts is told of the first ones only."""
     dead = [commit(TopicPartition("orders", n), run=f"{n:08x}") for n in range(MAX_TOLD + 5)]
     events, memory = changes(None, group(state=GroupState.EMPTY, commits=dead, runs={}), 0.0, GHOST_SECONDS)
-    assert len(events) == len(memory.told) == MAX_TOLD
+    assert len(events) == len(memory.announced) == MAX_TOLD
 
 
 def test_a_rebalance_that_ends_without_members_is_no_rebalance():

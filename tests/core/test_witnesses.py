@@ -140,7 +140,7 @@ def test_what_the_table_has_lost_is_an_error_unless_it_may_be_owed():
     ):
         resume(TP, found, ResumePolicy())
     answer = resume(TP, found, OWE)
-    assert (answer.owed, answer.lost, answer.second.told) == (spans((80, 120)), spans((50, 80)), spans((50, 80)))
+    assert (answer.owed, answer.lost, answer.second.reported) == (spans((80, 120)), spans((50, 80)), spans((50, 80)))
 
 
 def test_many_missing_ranges_are_named_by_the_first():

@@ -146,13 +146,13 @@ def trust_our_commits(facts, position):
 
 def believe_the_second_log(facts, asked):
     """Done is what the second log says, whatever became of the table."""
-    return offsets.difference(facts.second.outstanding(offsets.intersection(asked, facts.owed)), facts.told)
+    return offsets.difference(facts.second.outstanding(offsets.intersection(asked, facts.owed)), facts.reported)
 
 
 def keep_the_second_log(tp, facts, policy, poison=()):
     """What it says of another life of the group is believed in this one."""
     found = _resume(tp, facts, policy, poison)
-    return replace(found, second=replace(facts.second, origin=found.origin, told=found.second.told))
+    return replace(found, second=replace(facts.second, origin=found.origin, reported=found.second.reported))
 
 
 def believe_any_sum(snapshots, current):

@@ -112,7 +112,7 @@ def found_by_the_next(world: Simulation, p: SimulatedPartition) -> int:
         found = resume_module.resume(p.tp, p.facts(account=world.table.accounts()[p.tp]), _FRESH)
     except KafkaLivenessError:
         return EVERYTHING
-    return p.read((*found.owed, *found.lost, *found.second.told)) | ~p.below(found.position)
+    return p.read((*found.owed, *found.lost, *found.second.reported)) | ~p.below(found.position)
 
 
 def knowable(world: Simulation, p: SimulatedPartition) -> int:
@@ -130,7 +130,7 @@ def check_table(world: Simulation) -> None:
         return
     for tp, account in world.table.accounts().items():
         p = world.partitions[tp]
-        if bits := p.read(account.done) & ~(p.rows | p.forgiven) | p.read(account.told) & ~p.lost:
+        if bits := p.read(account.done) & ~(p.rows | p.forgiven) | p.read(account.reported) & ~p.lost:
             if not _is_accepted(world):
                 raise world.violation(CLAIMS, f"({tp}: {p.names(bits)})")
             world.note("claimed what was rolled away and expired", tp, p.names(bits))

@@ -59,7 +59,7 @@ def told(monkeypatch):
 def test_what_was_told_lasts(told, late):
     """Done, and not in silence."""
     second = told(late)
-    assert second.told == (LOST,)
+    assert second.reported == (LOST,)
     assert second.outstanding((Span(70, 120),)) == (Span(80, 120),)
 
 

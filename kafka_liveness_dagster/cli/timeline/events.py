@@ -102,11 +102,11 @@ class Telling:
         return {"scene": asdict(self.scene), "events": events}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The telling that was written."""
-        known = ((e, What.of_code(e["what"])) for e in told["events"])
+        known = ((e, What.of_code(e["what"])) for e in fields["events"])
         events = tuple(Event(e["at"], what, e["detail"]) for e, what in known if what is not None)
-        return cls(Scene(**told["scene"]), events)
+        return cls(Scene(**fields["scene"]), events)
 
 
 def line_of_op(at: float, what: What, detail: str) -> str:
@@ -140,7 +140,7 @@ class ClientLog:
         sent = _SENT.search(text)
         if sent is not None and sent[1] == "ConsumerGroupHeartbeat":
             what = {-1: What.LEAVE_SENT, 0: What.JOIN_SENT}.get(self._epoch, What.HEARTBEAT_SENT)
-            told = "" if what is What.HEARTBEAT_SENT else f"a heartbeat with member epoch {self._epoch}"
-            return Event(at, what, told)
+            fields = "" if what is What.HEARTBEAT_SENT else f"a heartbeat with member epoch {self._epoch}"
+            return Event(at, what, fields)
         what_else = _REQUESTS.get(sent[1]) if sent is not None else None
         return None if what_else is None else Event(at, what_else)

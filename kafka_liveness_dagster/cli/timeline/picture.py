@@ -30,12 +30,14 @@ _COLOURS = {What.HEARTBEAT_SENT: _GREEN, What.JOIN_SENT: _BLUE, What.LEAVE_SENT:
 def draw(telling: Telling) -> str:
     """The picture of a telling whose consumer polled at least once."""
     picture = _Picture(max(event.at for event in telling.events))
-    told = {who: [event for event in telling.events if event.what.who == who] for who in ("op", "librdkafka", "broker")}
+    events = {
+        who: [event for event in telling.events if event.what.who == who] for who in ("op", "librdkafka", "broker")
+    }
     picture.frame(f"{telling.scene.protocol} protocol, session timeout {telling.scene.session:g} s")
-    picture.work(told["op"])
-    picture.requests(told["librdkafka"])
-    picture.membership(told["broker"])
-    polled = next(event.at for event in told["op"] if event.what is What.BATCH_POLLED)
+    picture.work(events["op"])
+    picture.requests(events["librdkafka"])
+    picture.membership(events["broker"])
+    polled = next(event.at for event in events["op"] if event.what is What.BATCH_POLLED)
     picture.deadline(polled + telling.scene.poll_interval, f"poll interval {telling.scene.poll_interval:g} s")
     return str(picture)
 
@@ -66,9 +68,9 @@ class _Picture:
         for event, after in pairwise(events):
             if event.what is What.BATCH_POLLED:
                 late = after.what is What.COMMIT_REFUSED
-                told = f"stalled for {after.at - event.at:.0f} s; its commit is refused" if late else "in time"
+                words = f"stalled for {after.at - event.at:.0f} s; its commit is refused" if late else "in time"
                 self._bar(event.at, after.at, _OP, _AMBER if late else _GREEN)
-                self._text(self._x(after.at) - 8, _OP + 4, told, "end", _BLACK)
+                self._text(self._x(after.at) - 8, _OP + 4, words, "end", _BLACK)
                 self._label(event.at, _OP - 18, f"poll() gives offsets {event.detail.rpartition(':')[2]}", _BLACK)
 
     def requests(self, events: Sequence[Event]) -> None:
@@ -88,14 +90,14 @@ class _Picture:
             member, has_room = event.what is What.MEMBER_SEEN, self._x(after.at) - self._x(event.at) > _LABEL
             if member:
                 self._bar(event.at, after.at, _BROKER, _BLUE)
-            told = f"member {event.detail}" if member else "the group is empty"
+            words = f"member {event.detail}" if member else "the group is empty"
             if has_room:
                 middle = self._x((event.at + after.at) / 2)
-                self._text(middle, _BROKER + 4, told, "middle", "#fff" if member else _GREY)
+                self._text(middle, _BROKER + 4, words, "middle", "#fff" if member else _GREY)
 
-    def deadline(self, at: float, told: str) -> None:
+    def deadline(self, at: float, words: str) -> None:
         self._line(at, 34, _AXIS, _RED, 'stroke-dasharray="4 4"')
-        self._text(self._x(at), 24, told, "middle", _RED)
+        self._text(self._x(at), 24, words, "middle", _RED)
 
     def _x(self, at: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * at / self._end

@@ -75,11 +75,11 @@ def watch(settings: KafkaSettings, name: str, scene: Scene) -> Generator[Event]:
     Raises:
         TimelineError: the consumer ended before its story did, or not at all.
     """
-    told: queue.Queue[Event | None] = queue.Queue()
-    with _stalled(settings, name, scene) as child, _looking(Cluster(settings), name, told):
+    events: queue.Queue[Event | None] = queue.Queue()
+    with _stalled(settings, name, scene) as child, _looking(Cluster(settings), name, events):
         last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        threading.Thread(target=_listen, args=(child, told, last_lines), daemon=True).start()
-        yield from _since_the_first(_in_order(told, scene.stall + scene.poll_interval + _SPARE_SECONDS))
+        threading.Thread(target=_listen, args=(child, events, last_lines), daemon=True).start()
+        yield from _since_the_first(_in_order(events, scene.stall + scene.poll_interval + _SPARE_SECONDS))
         if child.wait(_LEAVE_SECONDS):
             raise TimelineError(
                 f"the consumer ended with code {child.returncode}, saying:\n{''.join(last_lines).strip()}"
@@ -136,9 +136,9 @@ def _delete_group(admin: AdminClient, group: str, session_seconds: float) -> Non
 @contextmanager
 def _stalled(settings: KafkaSettings, name: str, scene: Scene) -> Iterator[subprocess.Popen[str]]:
     """The child. It ends when its standard input does, so also when this process is killed."""
-    told = json.dumps([settings.bootstrap_servers, name, asdict(scene)])
+    argument = json.dumps([settings.bootstrap_servers, name, asdict(scene)])
     child = subprocess.Popen(
-        [sys.executable, "-m", "kafka_liveness_dagster.cli.timeline.stalled", told],
+        [sys.executable, "-m", "kafka_liveness_dagster.cli.timeline.stalled", argument],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -158,10 +158,10 @@ def _stalled(settings: KafkaSettings, name: str, scene: Scene) -> Iterator[subpr
 
 
 @contextmanager
-def _looking(cluster: Cluster, group: str, told: queue.Queue[Event | None]) -> Iterator[None]:
+def _looking(cluster: Cluster, group: str, events: queue.Queue[Event | None]) -> Iterator[None]:
     """Ask the broker again and again who is in the group, and tell when that changes."""
     done = threading.Event()
-    looker = threading.Thread(target=_look, args=(cluster, group, told, done), daemon=True)
+    looker = threading.Thread(target=_look, args=(cluster, group, events, done), daemon=True)
     looker.start()
     try:
         yield
@@ -170,7 +170,7 @@ def _looking(cluster: Cluster, group: str, told: queue.Queue[Event | None]) -> I
         looker.join()
 
 
-def _look(cluster: Cluster, group: str, told: queue.Queue[Event | None], done: threading.Event) -> None:
+def _look(cluster: Cluster, group: str, events: queue.Queue[Event | None], done: threading.Event) -> None:
     seen: set[str] = set()
     while not done.wait(_LOOK_SECONDS):
         try:
@@ -180,22 +180,22 @@ def _look(cluster: Cluster, group: str, told: queue.Queue[Event | None], done: t
         at, seen, before = time.time(), members, seen
         if members != before:
             detail = ", ".join(f"…{member[-8:]}" for member in sorted(members))
-            told.put(Event(at, What.MEMBER_SEEN if members else What.GROUP_EMPTY, detail))
+            events.put(Event(at, What.MEMBER_SEEN if members else What.GROUP_EMPTY, detail))
 
 
-def _listen(child: subprocess.Popen[str], told: queue.Queue[Event | None], last_lines: deque[str]) -> None:
+def _listen(child: subprocess.Popen[str], events: queue.Queue[Event | None], last_lines: deque[str]) -> None:
     """Read what the child writes until it ends."""
     log = ClientLog()
     assert child.stderr is not None  # noqa: S101 - it is a pipe
     for line in child.stderr:
         if (event := log.read(line)) is not None:
-            told.put(event)
+            events.put(event)
         elif not line.startswith("%7"):
             last_lines.append(line)
-    told.put(None)
+    events.put(None)
 
 
-def _in_order(told: queue.Queue[Event | None], seconds: float) -> Iterator[Event]:
+def _in_order(events: queue.Queue[Event | None], seconds: float) -> Iterator[Event]:
     """What is told, by when it happened rather than by when it was heard of, until the child has ended."""
     waiting: list[Event] = []
     give_up_at, ended = time.monotonic() + seconds, False
@@ -203,7 +203,7 @@ def _in_order(told: queue.Queue[Event | None], seconds: float) -> Iterator[Event
         if time.monotonic() > give_up_at:
             raise TimelineError(f"the consumer has not ended after {seconds:g} s: is the broker alive?")
         with suppress(queue.Empty):
-            heard = told.get(timeout=_LOOK_SECONDS)
+            heard = events.get(timeout=_LOOK_SECONDS)
             ended = ended or heard is None
             waiting += [heard] if heard is not None else []
         waiting.sort(key=lambda event: event.at)
