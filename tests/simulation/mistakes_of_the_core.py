@@ -216,7 +216,7 @@ OF_THE_CORE = [
     Made(PartitionFacts, "missing", trust_strangers, "in silence"),
     Made(PartitionFacts, "missing", trust_our_commits, "in silence"),
     Made(PartitionFacts, "left_of", believe_the_second_log, ""),
-    Made(PartitionFacts, "told", tell_nothing, "", first=200),
+    Made(PartitionFacts, "reported", tell_nothing, "", first=200),
     Made(resume_module, "check_identity", any_topic, ""),
     Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=2_800),
     Made(table_ledger, "is_set_back", never_set_back, "claims nothing", first=17_300),
