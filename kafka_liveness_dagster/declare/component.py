@@ -113,14 +113,14 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         description="Declares the project's Spark resource; left out, it is declared elsewhere.",
     )
 
-    def __init__(self, **told: Any) -> None:
-        whose = _whose(told)
-        KafkaAssetSettings.refuse_unknown(told, type(self).model_fields, whose)
-        known = _KINDS.keys() - ({"name"} if told.get("name") is None else ())
-        KafkaAssetSettings.check_some({one: told[one] for one in told if one in known}, whose)
-        made = {name: _GROUPS[name](**one) for name, one in told.items() if name in _GROUPS and isinstance(one, dict)}
+    def __init__(self, **given: Any) -> None:
+        whose = _whose(given)
+        KafkaAssetSettings.refuse_unknown(given, type(self).model_fields, whose)
+        known = _KINDS.keys() - ({"name"} if given.get("name") is None else ())
+        KafkaAssetSettings.check_some({one: given[one] for one in given if one in known}, whose)
+        made = {name: _GROUPS[name](**one) for name, one in given.items() if name in _GROUPS and isinstance(one, dict)}
         try:
-            super().__init__(**{**told, **made})
+            super().__init__(**{**given, **made})
         except ValidationError as error:
             raise refusal(error, type(self).model_fields, whose) from None
 
@@ -187,9 +187,9 @@ class _Select:
         return query(batch, self.sql)
 
 
-def _whose(told: Mapping[str, Any]) -> str:
-    name = told.get("name")
-    return named("asset", name) if name is not None else named("the component of group", told.get("group_id"))
+def _whose(given: Mapping[str, Any]) -> str:
+    name = given.get("name")
+    return named("asset", name) if name is not None else named("the component of group", given.get("group_id"))
 
 
 def _check_transform(sql: str | None, transform: object) -> None:
@@ -217,11 +217,11 @@ def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
 
         @model_validator(mode="before")
         @classmethod
-        def _where_it_was(cls, told: Any) -> Any:
-            if isinstance(told, dict):
-                was_flat = {name: told[name] for name in MOVED if name in told and name not in ONLY_IN_PYTHON}
-                KafkaAssetSettings.refuse_unknown(was_flat, cls.model_fields, _whose(told), in_yaml)
-            return told
+        def _where_it_was(cls, given: Any) -> Any:
+            if isinstance(given, dict):
+                was_flat = {name: given[name] for name in MOVED if name in given and name not in ONLY_IN_PYTHON}
+                KafkaAssetSettings.refuse_unknown(was_flat, cls.model_fields, _whose(given), in_yaml)
+            return given
 
         @model_validator(mode="after")
         def _one_transform(self) -> Self:
@@ -232,7 +232,7 @@ def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
     settings: dict[str, Any] = {}
     for name, field in model.model_fields.items():  # which lost its descriptions on the way
         section: Any = {"default": {}} if name in _GROUPS else None  # and has a word of Dagster's there
-        told = component.model_fields[name].description
+        given = component.model_fields[name].description
         kind = kinds.get(name, field.rebuild_annotation())
-        settings[name] = (kind, Field(default=field.default, description=told, json_schema_extra=section))
+        settings[name] = (kind, Field(default=field.default, description=given, json_schema_extra=section))
     return create_model("KafkaAssetComponentModel", __base__=WithOneTransform, **settings)

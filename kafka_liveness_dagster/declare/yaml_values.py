@@ -53,8 +53,8 @@ def anything_like(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     """For each field a type that takes every value, to be refused by name later. Editors and ``dg`` are told more."""
     kinds: dict[str, Any] = {name: (field.rebuild_annotation(), ...) for name, field in fields.items()}
     asked: type[BaseModel] = create_model("Wanted", **kinds)
-    told = asked.model_json_schema(ref_template="{model}")
-    wanted = {name: told["$defs"][one["$ref"]] if "$ref" in one else one for name, one in told["properties"].items()}
+    given = asked.model_json_schema(ref_template="{model}")
+    wanted = {name: given["$defs"][one["$ref"]] if "$ref" in one else one for name, one in given["properties"].items()}
     either = {name: {"anyOf": [one, {"type": "string"}]} for name, one in wanted.items()}  # text may be a template
     return {name: Annotated[Any, WithJsonSchema(one)] for name, one in either.items()}
 
@@ -100,8 +100,8 @@ def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
         return _by_name(context, value) if _is_of_text(kind.annotation) else value_of(context, kind, value)
 
     def made(context: dg.ResolutionContext, section: Any) -> Any:
-        told = _told(context, section, read)
-        return resource(**told) if isinstance(section, BaseModel) else told
+        given = _told(context, section, read)
+        return resource(**given) if isinstance(section, BaseModel) else given
 
     fields = {name: (kinds[name], field) for name, field in resource.model_fields.items()}
     section = _section(resource, fields, dg.Model)
@@ -114,11 +114,11 @@ def group_in_yaml(group: type[Group]) -> dg.Resolver:
     def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
         return value_of(context, group.model_fields[name], value)
 
-    def told(context: dg.ResolutionContext, section: Any) -> Any:
+    def given(context: dg.ResolutionContext, section: Any) -> Any:
         return _told(context, section, read)
 
     fields = {name: (field, field) for name, field in group.model_fields.items() if name not in ONLY_IN_PYTHON}
-    return dg.Resolver(told, model_field_type=_section(group, fields, _Spelt), inject_before_resolve=False)
+    return dg.Resolver(given, model_field_type=_section(group, fields, _Spelt), inject_before_resolve=False)
 
 
 def _section(
@@ -142,10 +142,10 @@ def _section(
 class _Spelt(dg.Model):
     @model_validator(mode="before")
     @classmethod
-    def _spelt(cls, told: Any) -> Any:
-        if isinstance(told, dict):
-            Declared.refuse_unknown(told, cls.model_fields, cls.__name__)
-        return told
+    def _spelt(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            Declared.refuse_unknown(given, cls.model_fields, cls.__name__)
+        return given
 
 
 def in_markdown(text: str) -> str:

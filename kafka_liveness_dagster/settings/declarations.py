@@ -160,10 +160,10 @@ class KafkaResourceSettings(Declared):
     def contradictions(self) -> Iterator[str]:
         """What the fields say against each other; what a variable holds is known in a run."""
         yield from refusals(self.extra)
-        told = {name: getattr(self, name) for name in NAMES}
+        given = {name: getattr(self, name) for name in NAMES}
         words = ("security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm")
-        if not any(isinstance(told[name], dg.EnvVar) for name in words):
-            yield from contradictions(told)
+        if not any(isinstance(given[name], dg.EnvVar) for name in words):
+            yield from contradictions(given)
 
 
 class SparkResourceSettings(Declared):

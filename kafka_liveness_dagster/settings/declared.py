@@ -44,18 +44,18 @@ class Declared(BaseModel):
     uses: ClassVar[Mapping[str, Collection[str]]] = {}
     """Of the groups that mean only a part of themselves here: which part."""
 
-    def __init__(self, **told: Any) -> None:
+    def __init__(self, **given: Any) -> None:
         try:
-            super().__init__(**told)
+            super().__init__(**given)
         except ValidationError as error:
-            raise refusal(error, type(self).model_fields, self.whose(told)) from None
+            raise refusal(error, type(self).model_fields, self.whose(given)) from None
         if found := [*self._meaningless(), *self.contradictions()]:
             raise InvalidSettingError("\n".join(found))
 
     @classmethod
-    def whose(cls, told: Mapping[str, Any]) -> str:
+    def whose(cls, given: Mapping[str, Any]) -> str:
         """Whose settings these are, as errors name them."""
-        return named(cls.of, told.get(cls.named_by)) if cls.named_by else cls.of
+        return named(cls.of, given.get(cls.named_by)) if cls.named_by else cls.of
 
     def contradictions(self) -> Iterable[str]:
         """What no run could work with, although each setting alone is as it should be."""
@@ -70,44 +70,44 @@ class Declared(BaseModel):
                     yield f"{setting} of {name} means nothing to {whose}: leave {setting}={_value(value)} out"
 
     @classmethod
-    def check_some(cls, told: Mapping[str, Any], whose: str) -> None:
+    def check_some(cls, given: Mapping[str, Any], whose: str) -> None:
         """Check these settings while others are still unknown; a group may be a section, from which none was made yet.
 
         Raises:
             InvalidSettingError: as the class does.
         """
-        groups = {name: cls.group(name) for name in cls.model_fields if isinstance(told.get(name), Mapping)}
+        groups = {name: cls.group(name) for name in cls.model_fields if isinstance(given.get(name), Mapping)}
         sections = {name: group for name, group in groups.items() if group is not None}
-        found = _wrong(cls, {name: one for name, one in told.items() if name not in sections}, whose)
+        found = _wrong(cls, {name: one for name, one in given.items() if name not in sections}, whose)
         for name, group in sections.items():
-            found += _wrong(group, told[name], whose, name)
+            found += _wrong(group, given[name], whose, name)
         if found:
             raise InvalidSettingError("\n".join(found))
 
     @classmethod
     def refuse_unknown(
-        cls, told: Mapping[str, Any], known: Collection[str], whose: str, written: Callable[..., str] = in_python
+        cls, given: Mapping[str, Any], known: Collection[str], whose: str, written: Callable[..., str] = in_python
     ) -> None:
         """Refuse what was not asked for: what has moved into a group with its new place, the rest with what is near.
 
         Raises:
             InvalidSettingError: with each that is no setting, or no longer one.
         """
-        found, moved = [], cls._moved(told, known)
+        found, moved = [], cls._moved(given, known)
         for group, names in moved.items():
-            kind, settings = cls.group(group), {MOVED[name][1]: told[name] for name in names}
+            kind, settings = cls.group(group), {MOVED[name][1]: given[name] for name in names}
             new = written(group, kind.__name__ if kind else "", settings)
             found.append(f"{' and '.join(names)} of {whose} {'have' if names[1:] else 'has'} moved: write {new}")
         gone = {name for names in moved.values() for name in names}
-        found += [unknown(name, known, whose) for name in told if name not in known and name not in gone]
+        found += [unknown(name, known, whose) for name in given if name not in known and name not in gone]
         if found:
             raise InvalidSettingError("\n".join(found))
 
     @classmethod
-    def _moved(cls, told: Mapping[str, Any], known: Collection[str]) -> dict[str, list[str]]:
+    def _moved(cls, given: Mapping[str, Any], known: Collection[str]) -> dict[str, list[str]]:
         """By group, what of this has moved into it; a word for ``batching`` is what that once was."""
         moved: dict[str, list[str]] = {}
-        for name, value in told.items():
+        for name, value in given.items():
             group, setting = MOVED.get(name, ("", ""))
             was_flat = name not in known or (name == group and isinstance(value, str))
             if was_flat and cls.group(group) and setting in cls.uses.get(group, (setting,)):
@@ -135,12 +135,12 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
     checked_by: ClassVar[type[Declared]]
 
-    def __init__(self, **told: Any) -> None:
+    def __init__(self, **given: Any) -> None:
         fields, known = type(self).model_fields, self.checked_by.model_fields
         default = {name: fields[name].get_default(call_default_factory=True) for name in known}
         its_own = fields.keys() - known  # of a class made of ours
-        self.checked_by(**default | {name: value for name, value in told.items() if name not in its_own})
-        super().__init__(**told)
+        self.checked_by(**default | {name: value for name, value in given.items() if name not in its_own})
+        super().__init__(**given)
 
 
 def checked(by: type[Declared]) -> Callable[[Callable[_Told, _Made]], Callable[_Told, _Made]]:
@@ -156,11 +156,11 @@ def checked(by: type[Declared]) -> Callable[[Callable[_Told, _Made]], Callable[_
         @functools.wraps(make)
         def checked_make(*args: _Told.args, **kwargs: _Told.kwargs) -> _Made:
             by.refuse_unknown(kwargs, parameters.parameters, by.whose(kwargs))
-            told = parameters.bind(*args, **kwargs)
-            told.apply_defaults()
-            found = by(**{name: told.arguments[name] for name in by.model_fields})
-            told.arguments.update({name: getattr(found, name) for name in by.model_fields})
-            return make(*told.args, **told.kwargs)
+            given = parameters.bind(*args, **kwargs)
+            given.apply_defaults()
+            found = by(**{name: given.arguments[name] for name in by.model_fields})
+            given.arguments.update({name: getattr(found, name) for name in by.model_fields})
+            return make(*given.args, **given.kwargs)
 
         return checked_make
 
@@ -187,9 +187,9 @@ def _each_alone(settings: type[Declared]) -> type[BaseModel]:
     return create_model(settings.__name__, __config__=settings.model_config, **each)
 
 
-def _wrong(settings: type[Declared], told: Mapping[str, Any], whose: str, section: str = "") -> list[str]:
+def _wrong(settings: type[Declared], given: Mapping[str, Any], whose: str, section: str = "") -> list[str]:
     try:
-        _each_alone(settings).model_validate(told)
+        _each_alone(settings).model_validate(given)
     except ValidationError as error:
         return _sentences(error, settings.model_fields, whose, section)
     return []
@@ -229,8 +229,8 @@ def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section:
     wanted = wanted or detail["msg"].removeprefix("Input should be ")
     if isinstance(detail["input"], VARIABLES):
         wanted += ", and not an environment variable, which nobody looks up here"
-    told = "refused" if fields[name].repr is False else _value(detail["input"])
-    return f"{setting} of {whose} is {told}: wanted {wanted}"
+    given = "refused" if fields[name].repr is False else _value(detail["input"])
+    return f"{setting} of {whose} is {given}: wanted {wanted}"
 
 
 def _value(value: Any) -> str:

@@ -85,17 +85,17 @@ def one_of(words: Iterable[str]) -> Wanted:
     return Wanted(", ".join(known), lambda text: text in known, or_variable=True)
 
 
-def several(told: Any) -> Any:
+def several(given: Any) -> Any:
     """One topic may be given without a list; any collection is one."""
-    if isinstance(told, str):
-        return (told,)
-    is_list = isinstance(told, Collection) and not isinstance(told, (bytes, bytearray, memoryview, Mapping))
-    return tuple(told) if is_list else told
+    if isinstance(given, str):
+        return (given,)
+    is_list = isinstance(given, Collection) and not isinstance(given, (bytes, bytearray, memoryview, Mapping))
+    return tuple(given) if is_list else given
 
 
 def _some(what: str) -> Callable[[Any], Any]:
-    def collected(told: Any) -> Any:
-        found = several(told)
+    def collected(given: Any) -> Any:
+        found = several(given)
         if not isinstance(found, tuple):
             raise PydanticCustomError(WANTED, what)
         return found
@@ -103,10 +103,10 @@ def _some(what: str) -> Callable[[Any], Any]:
     return collected
 
 
-def _topics(told: tuple[str, ...]) -> tuple[str, ...]:
-    if not told or len(set(told)) < len(told):
+def _topics(given: tuple[str, ...]) -> tuple[str, ...]:
+    if not given or len(set(given)) < len(given):
         raise PydanticCustomError(WANTED, "at least one topic, and each once")
-    return told
+    return given
 
 
 def _is_job(value: Any) -> bool:
