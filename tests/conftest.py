@@ -98,13 +98,25 @@ def like() -> Callable[..., KafkaAsset]:
 @pytest.fixture
 def make_topic(services: Services) -> Callable[..., str]:
     """Create a fresh topic: ``make_topic(partitions=1, config={}) -> name``."""
-    from confluent_kafka.admin import AdminClient, NewTopic  # noqa: PLC0415
+    from confluent_kafka import KafkaException  # noqa: PLC0415
+    from confluent_kafka import TopicPartition as KafkaTopicPartition  # noqa: PLC0415
+    from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # noqa: PLC0415
+
+    from tests.world.stories import wait_for  # noqa: PLC0415
 
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+
+    def has_leaders(name: str, partitions: int) -> bool:
+        asked = {KafkaTopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        try:
+            return all(future.result() for future in admin.list_offsets(asked).values())
+        except KafkaException:
+            return False
 
     def make(partitions: int = 1, config: dict[str, str] | None = None) -> str:
         name = f"orders-{uuid4().hex[:8]}"
         admin.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(timeout=20)
+        wait_for(lambda: has_leaders(name, partitions))  # a busy broker says that it is made before it answers for it
         return name
 
     return make
