@@ -19,12 +19,12 @@ def in_the_middle_of_a_batch(lonely, proxy, spark, rows, *, in_flight):
     """Spark works and is heard no more: fenced at its budget, given up soon after it, nothing of it committed."""
     with lonely.start(batching={"in_flight": in_flight}) as run:
         wait_for(lambda: lonely.is_busy(spark), START)
-        before = lonely.committed()
         proxy.fall_silent()
         told = ends(run, error="SparkSilentError", within=BUDGET + AFTER)
     assert str(proxy.port) in told
     assert re.search(r"said nothing for \d+ s", told), told
-    assert lonely.committed() == before
+    assert lonely.committed() in {0, SIZE * (in_flight - 1)}, "the first of two may have landed before"
+    assert lonely.committed() <= len(rows(lonely.table))
     proxy.talk()
     goes_on(lonely, rows)
 
