@@ -186,5 +186,5 @@ def _compacted(cluster: Cluster, topics: Collection[str]) -> set[str]:
     admin, _ = admin_client(cluster.settings)
     found = admin.describe_configs(asked, request_timeout=REQUEST_SECONDS) if asked else {}
     with suppress(KafkaException, KeyError):
-        return {one.name for one, commits in found.items() if "compact" in commits.result()["cleanup.policy"].value}
+        return {one.name for one, config in found.items() if "compact" in config.result()["cleanup.policy"].value}
     return set()

@@ -57,8 +57,8 @@ def empty(folder: Path) -> Path:
 def read(home: Path) -> dict[str, Started]:
     """What was started by name; empty when nothing was or when the file is another version's."""
     try:
-        text = json.loads((home / "services.json").read_text())
-        return {name: Started(**fields) for name, fields in text.items()}
+        stored = json.loads((home / "services.json").read_text())
+        return {name: Started(**fields) for name, fields in stored.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

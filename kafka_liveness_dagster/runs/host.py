@@ -70,8 +70,5 @@ def _machine() -> str:
         machine = _MACHINE_ID.read_text().strip()
     except OSError:
         return ""
-    return (
-        hashlib.sha256(f"{machine} {socket.gethostname()} {uuid.getnode()}".encode()).hexdigest()[:12]
-        if machine
-        else ""
-    )
+    names = f"{machine} {socket.gethostname()} {uuid.getnode()}"
+    return hashlib.sha256(names.encode()).hexdigest()[:12] if machine else ""

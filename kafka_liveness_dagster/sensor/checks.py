@@ -178,9 +178,9 @@ def _began(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
 
 
-def are_forgotten(newest: int, told_of: int, stored_at: float, now: float) -> bool:
+def are_forgotten(newest: int, stored_of: int, stored_at: float, now: float) -> bool:
     """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
-    return newest > told_of and now - stored_at >= _FORGOTTEN_SECONDS
+    return newest > stored_of and now - stored_at >= _FORGOTTEN_SECONDS
 
 
 def news(

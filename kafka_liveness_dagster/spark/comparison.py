@@ -143,6 +143,4 @@ def _findings(found: Iterable[Row], scope: Scope) -> RowFindings:
         kinds.setdefault(kind, []).append(Stretch(first, last + 1, offsets))
         rows += held if kind == "rows" else 0
     kinds.pop("rows", None)
-    return RowFindings(
-        rows, **{kind: joined(rows_of_scope) for kind, rows_of_scope in kinds.items()}, compacted=scope.compacted
-    )
+    return RowFindings(rows, **{kind: joined(ranges) for kind, ranges in kinds.items()}, compacted=scope.compacted)

@@ -140,7 +140,7 @@ class ClientLog:
         sent = _SENT.search(text)
         if sent is not None and sent[1] == "ConsumerGroupHeartbeat":
             what = {-1: What.LEAVE_SENT, 0: What.JOIN_SENT}.get(self._epoch, What.HEARTBEAT_SENT)
-            fields = "" if what is What.HEARTBEAT_SENT else f"a heartbeat with member epoch {self._epoch}"
-            return Event(at, what, fields)
+            detail = "" if what is What.HEARTBEAT_SENT else f"a heartbeat with member epoch {self._epoch}"
+            return Event(at, what, detail)
         what_else = _REQUESTS.get(sent[1]) if sent is not None else None
         return None if what_else is None else Event(at, what_else)
