@@ -85,6 +85,7 @@ class LivenessConsumer:
 
     # KIP-333's view of both lanes and both logs
     partitions_to_come = delegated("_view", GroupView.partitions_to_come)
+    is_held_up = delegated("_view", GroupView.is_held_up)
     assignment = delegated("_view", GroupView.assignment)
     position = delegated("_view", GroupView.position)
     committed = delegated("_view", GroupView.committed)

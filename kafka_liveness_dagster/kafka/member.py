@@ -22,7 +22,7 @@ from kafka_liveness_dagster.kafka.committing import Committing
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, is_held_up, is_passing, named, put_out_by
 from kafka_liveness_dagster.kafka.first_log import AGAIN_SECONDS, FirstLog
 from kafka_liveness_dagster.kafka.ownership import Ownership
-from kafka_liveness_dagster.kafka.rebalance import Rebalance
+from kafka_liveness_dagster.kafka.rebalance import Rebalance, answer_what_is_pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,8 +85,8 @@ class Member:
 
     @property
     def joined(self) -> bool:
-        """Whether the coordinator has given this member its part, which may be no partition at all."""
-        return self._ownership.is_given
+        """Whether the coordinator has given this member its part, perhaps no partition; not once it has left."""
+        return self._ownership.is_given and self._standing.state is not State.LEFT
 
     @property
     def ended(self) -> FenceReason | None:
@@ -208,6 +208,7 @@ class Member:
         if self._standing.state is not State.LEFT:  # which it is when its broker has fallen silent
             self._standing.happened(Event.GROUP_LEFT)
             self._ownership.clear()
+            answer_what_is_pending(self._client, is_static=self._is_static)
             self._client.close()
 
     def _poll(self, seconds: float, before_revoke: Finish | None) -> None:

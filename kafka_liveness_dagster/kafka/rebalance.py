@@ -7,11 +7,13 @@ Decides nothing: where a partition goes on is the consumer's to settle before it
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from confluent_kafka import KafkaException
+
 from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.member_state import Event
+from kafka_liveness_dagster.core.member_state import Event, State
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import HandoverDueError
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.ownership import Ownership
 
     Finish = Callable[[Callable[[], None]], None]  # gets what it has to call while it waits
+
+_POLL_SECONDS = 0.1
+_LAST_POLLS = 50  # and not seconds, in which a process may be frozen
 
 
 class Rebalance:
@@ -71,7 +76,8 @@ class Rebalance:
         if partitions:
             client.pause(partitions)
         self._standing.happened(Event.PARTITIONS_ASSIGNED)
-        self._ownership.arrive(_ours(partitions))
+        if self._standing.state is not State.LEFT:
+            self._ownership.arrive(_ours(partitions))
 
     def on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         """Caller: client.poll or close, under the lock. Affects: what is owned, and marks the first log."""
@@ -122,6 +128,25 @@ class Rebalance:
             client.incremental_unassign(partitions)
         else:
             client.unassign()
+
+
+def answer_what_is_pending(client: Consumer, *, is_static: bool) -> None:
+    """Let a client call back all it has to, before it closes.
+
+    librdkafka takes the first answer that comes while it closes for the last one, and ends its side of the group: who
+    answers a second callback then may wait for ever, Python's lock in hand, and the whole process stands still. Two are
+    pending when a process is told to leave, or ``max.poll.interval.ms`` passes, in the middle of a rebalance.
+
+    A static member may not unsubscribe, which is to leave (KIP-345): it answers what is pending by now.
+    """
+    if not is_static:
+        with suppress(KafkaException):  # closing does the rest
+            client.unsubscribe()
+    client.poll(0)
+    for _ in range(0 if is_static else _LAST_POLLS):
+        if not client.assignment():
+            break
+        client.poll(_POLL_SECONDS)
 
 
 def _ours(partitions: list[KafkaTopicPartition]) -> list[TopicPartition]:

@@ -52,7 +52,7 @@ class GroupView:
         lane = self._memberships.lane
         if lane is None:
             return ""
-        if lane.member.arrived:
+        if self.is_held_up():
             return f"{len(lane.member.arrived)} partitions have come, and a rebalance holds their first commit up"
         if lane.member.owned:
             return ""
@@ -62,6 +62,11 @@ class GroupView:
         if not is_due_a_partition(partitions, others):
             return ""
         return f"{partitions} partitions, {sum(map(bool, others))} other members at work"
+
+    def is_held_up(self) -> bool:
+        """Whether partitions have come whose first commit a rebalance still refuses."""
+        lane = self._memberships.lane
+        return lane is not None and bool(lane.member.arrived)
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions owned now; the live lane's alone, as "subscribe(), assign(), and unsubscribe()" are."""

@@ -20,8 +20,8 @@ class Waiting:
     """A run that was let into its group and has nothing to do yet: says so in its log and, by a tag, on its page.
 
     The others hold what is to come no longer than their process timeout and a session, which are taken to be as ours:
-    past that something else is wrong, a partition may be nobody's to give. A broker that says nothing at all is waited
-    for as long as a batch may take, as ``poll`` does.
+    past that something else is wrong, a partition may be nobody's to give. What has come they no longer hold, and it is
+    waited for anew. A broker that says nothing at all is waited for as long as a batch may take, as ``poll`` does.
     """
 
     def __init__(self, consumer: LivenessConsumer, context: dg.AssetExecutionContext) -> None:
@@ -29,6 +29,7 @@ class Waiting:
         self._patience_seconds = (consumer.timeouts.process_ms + consumer.timeouts.session_ms) / 1000
         self._process_seconds = consumer.timeouts.process_ms / 1000
         self._since: float | None = None
+        self._is_held_up = False
         self._unheard_since: float | None = None
         self._asked_at = -math.inf
 
@@ -47,6 +48,9 @@ class Waiting:
             self._since = now
             self._context.log.info("waits for partitions: %s; the others finish their batches first", why)
             self._tag(f"waits for partitions: {why}")
+        was_held_up, self._is_held_up = self._is_held_up, self._consumer.is_held_up()
+        if self._is_held_up and not was_held_up:
+            self._since = now
         if not self._consumer.joined:
             return True
         waited = 0.0 if self._since is None else now - self._since

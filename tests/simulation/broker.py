@@ -63,7 +63,7 @@ class SimulatedBroker:
             p = self.partitions[TopicPartition(one.topic, one.partition)]
             p.adopt(client, one.offset, one.metadata, client.world.table.accounts()[p.tp])
             p.commit_first(one.offset, one.metadata)
-            p.given_up |= p.tp not in client.assignment
+            p.given_up |= p.tp not in client.assigned
         clock.changed = True
         return int(KafkaError._TIMED_OUT) if failed else None
 

@@ -63,10 +63,10 @@ class MemberClient:
         self.rebalance_timeout = config["max.poll.interval.ms"] / 1000
         self.is_classic = config.get("group.protocol") != "consumer"
         self.is_eager = self.is_classic and not self.broker.cooperative
-        self.assignment: set[TopicPartition] = set()
+        self.assigned: set[TopicPartition] = set()
         self.events: deque[tuple[str, Any]] = deque()
         self.unheard: list[Callable[[], None]] = []
-        self.is_member = self.joining = self.in_callback = self.closed = self.is_mute = False
+        self.is_member = self.joining = self.in_callback = self.is_mute = self.leaving = False
         self.was_told = self.is_held_up = self._rejoins = False
         self.generation, self.silences = -1, 0
         self._polling: Any = None
@@ -81,7 +81,7 @@ class MemberClient:
         self._look_at_polls()
 
     def poll(self, seconds: float) -> Message | None:
-        """Serve one thing, or wait for it."""
+        """Serve what is pending up to the first message, or wait for something."""
         clock.point(0.1)
         if self._polling is not None:
             raise clock_stop(HangError("two threads poll one client"))
@@ -94,7 +94,10 @@ class MemberClient:
                 self._waiting = me
                 clock.block(until - clock.now)
                 self._waiting = None
-            return self._serve(*self.events.popleft())
+            message = None
+            while self.events and message is None:
+                message = self._serve(*self.events.popleft())
+            return message
         finally:
             self._polling = self._waiting = None
             self._polled_at = clock.now
@@ -113,16 +116,27 @@ class MemberClient:
         self.broker.acknowledge(self, offsets)
         return offsets
 
+    def unsubscribe(self) -> None:
+        """What is pending is called back, and then all that is assigned is revoked."""
+        self.leaving, self._rejoins = True, False
+        self._happens("revoke" if self.is_member else "lost", None)
+
+    def assignment(self) -> list[KafkaTopicPartition]:
+        """What is assigned, as the client has it."""
+        return [KafkaTopicPartition(*tp) for tp in sorted(self.assigned)]
+
     def close(self) -> None:
         """LeaveGroup; what is assigned is revoked before."""
         if self.in_callback or self._polling is not None:
             raise clock_stop(HangError("closed inside of its own callback"))
+        if sum(what == "assign" or bool(what != "error" and self.assigned) for what, _ in self.events) > 1:
+            raise clock_stop(HangError("a second callback while it closes"))
         clock.point(0.2)
         self.events.clear()
         self._rejoins = False
-        if self.assignment:
-            self._call_back("revoke" if self.is_member else "lost", sorted(self.assignment))
-        self.closed = True
+        if self.assigned:
+            self._call_back("revoke" if self.is_member else "lost", sorted(self.assigned))
+        self.leaving = True
         self.is_member = False
         self.world.note("left the group", self.process.name, self.name)
         self.group.leave(self)
@@ -130,25 +144,27 @@ class MemberClient:
 
     def assign(self, partitions: Iterable[KafkaTopicPartition]) -> None:
         """All of it anew."""
-        self.assignment = _ours(partitions)
+        self.assigned = _ours(partitions)
 
     def incremental_assign(self, partitions: Iterable[KafkaTopicPartition]) -> None:
         """More."""
-        self.assignment |= _ours(partitions)
+        self.assigned |= _ours(partitions)
 
     def unassign(self) -> None:
         """Nothing any more."""
-        self.assignment = set()
+        self.assigned = set()
 
     def incremental_unassign(self, partitions: Iterable[KafkaTopicPartition]) -> None:
         """Less."""
-        self.assignment -= _ours(partitions)
+        self.assigned -= _ours(partitions)
 
     def pause(self, _partitions: object) -> None:
         """Nothing is fetched anyway."""
 
     def told(self, new: list[TopicPartition], gone: list[TopicPartition]) -> None:
         """By the coordinator: what to take, and what to give up."""
+        if self.leaving:
+            return
         self.was_told = True
         if gone:
             self._happens("revoke", gone)
@@ -157,14 +173,14 @@ class MemberClient:
 
     def rejoin(self) -> None:
         """The coordinator wants all to join anew: an eager member gives up everything first."""
-        if self.closed:
+        if self.leaving:
             return
         if not self.is_eager:
             if self.events or self.in_callback:
                 self._rejoins = True
             else:
                 self.group.join(self)
-        elif self.assignment or self.events or self.in_callback:
+        elif self.assigned or self.events or self.in_callback:
             if ("revoke", None) not in self.events:
                 self._happens("revoke", None)
         else:
@@ -172,13 +188,13 @@ class MemberClient:
 
     def hear_of_loss(self) -> None:
         """UNKNOWN_MEMBER_ID: all is lost, and a new member joins."""
-        if self.closed or self in self.group.members:
+        if self.leaving or self in self.group.members:
             return
         self.is_member = self.joining = self._rejoins = False
         self.events.clear()
         if self.in_callback:
             return
-        if self.assignment:
+        if self.assigned:
             self._happens("revoke" if self.world.chance(_LOST_THE_FLAG) else "lost", None)
         else:
             self._join()
@@ -188,7 +204,7 @@ class MemberClient:
         self.generation = max(self.generation, epoch)
 
     def _join(self) -> None:
-        if not self.closed and not self.process.dead:
+        if not self.leaving and not self.process.dead:
             self.group.join(self)
 
     def _happens(self, what: str, details: Any) -> None:
@@ -200,7 +216,7 @@ class MemberClient:
     def _serve(self, what: str, details: Any) -> Message | None:
         if what == "error":
             return Message(KafkaError(details))
-        partitions = sorted(self.assignment) if details is None else details
+        partitions = sorted(self.assigned) if details is None else details
         try:
             if what == "assign" or partitions:
                 self._call_back(what, partitions)
@@ -210,7 +226,7 @@ class MemberClient:
         return None
 
     def _served(self, what: str, partitions: list[TopicPartition]) -> None:
-        if not self.is_member and self.assignment:
+        if not self.is_member and self.assigned:
             self._happens("revoke" if self.world.chance(_LOST_THE_FLAG) else "lost", None)
         elif not self.is_member:
             self._join()
@@ -231,7 +247,7 @@ class MemberClient:
 
     def _look_at_polls(self) -> None:
         """``max.poll.interval.ms``: the classic protocol leaves; under KIP-848 the client only falls silent."""
-        if self.closed or self.process.dead:
+        if self.leaving or self.process.dead:
             return
         late = clock.now - self._polled_at
         if self.process.stopped or self._polling is not None or late < self.rebalance_timeout:

@@ -84,7 +84,7 @@ class Group:
         found: Target = {m: set() for m in members}
         free = set(self.partitions)
         for m in () if self.shuffled else members:
-            kept = sorted(m.assignment & free)[:most]
+            kept = sorted(m.assigned & free)[:most]
             found[m].update(kept)
             free.difference_update(kept)
         for tp in sorted(free):
@@ -213,8 +213,8 @@ class ClassicGroup(Group):
             if not self.cooperative:
                 new, gone = sorted(wanted), []
             else:
-                gone = sorted(client.assignment - wanted)
-                new = [tp for tp in sorted(wanted - client.assignment) if self.partitions[tp].holder is None]
+                gone = sorted(client.assigned - wanted)
+                new = [tp for tp in sorted(wanted - client.assigned) if self.partitions[tp].holder is None]
             for tp in new:
                 self.partitions[tp].hold(client)
             client.told(new, gone)

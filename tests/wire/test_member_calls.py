@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -15,6 +16,7 @@ from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
 from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.kafka import member as of_member
+from kafka_liveness_dagster.kafka import rebalance
 from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.link import RunLink
@@ -53,6 +55,12 @@ class Client:
 
     def close(self):
         self.asked.append(Leave.AT_ONCE)
+
+    def unsubscribe(self):
+        self.poll = lambda _seconds: None
+
+    def assignment(self):
+        return []
 
     def incremental_assign(self, partitions):
         pass
@@ -162,3 +170,28 @@ def test_who_is_refused_knows_why_it_is_out(made, state):
     assert member.ended is None
     bring(member, client, state, lambda: None)
     assert (member.ended, member._standing.state) == (FenceReason.PARTITIONS_LOST, State.FENCED)
+
+
+def test_a_rebalance_is_as_old_as_the_last_poll_that_found_nothing(made, monkeypatch):
+    """One that called back may have left another, behind a message: it waits since before that poll."""
+    member, client = made
+    now, granted = [0.0], []
+    monkeypatch.setattr(rebalance, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def waits(may_wait):
+        granted.append(False)
+        may_wait()
+        granted[-1] = True
+        now[0] += member._rebalance._handover_seconds
+
+    def polls(*called_back):
+        client.to_call_back += called_back
+        member.serve(0, waits)
+
+    polls()
+    polls(("on_assign", [KEPT, GOES]))
+    polls(("on_revoke", [GOES]))
+    polls(("on_revoke", [KEPT]))
+    polls()
+    polls(("on_revoke", []))
+    assert granted == [True, False, True]

@@ -49,7 +49,7 @@ LAWS = [
     Law("forked", 10.0, start_method="forkserver"),
     Law("unborn", 10.0),
     Law("canceled", 10.0),
-    Law("watched", 1.5, enable_parallel_rebalance=False, max_batch_seconds=6, writes=False),
+    Law("watched", 1.5, enable_parallel_rebalance=False, max_batch_seconds=10, writes=False),
     Law("killed_alone", 1.5, writes=False),
     Law("ended", 1.5, writes=False),
     Law("static", 4.0, group_instance_id="orders-1", writes=False),

@@ -40,15 +40,14 @@ def instance():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The sensor's, to be put on: ``clock(seconds)``."""
-    later = [0.0]
+    """The sensor's, which stands still: ``clock(seconds)`` puts it on."""
+    now = [time.time()]
 
     def put_on(seconds):
-        later[0] += seconds
+        now[0] += seconds
 
-    now = time.time
     for module in (sensors, runs_seen):
-        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now() + later[0]))
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
     return put_on
 
 
@@ -253,5 +252,5 @@ def test_a_slot_that_a_finished_run_left_taken_is_given_back(crashed, instance, 
             assert slots.claim_concurrency_slot(pool, run, "orders_crash_lag").is_claimed
         desk.tick()
         assert {slot.run_id for slot in slots.get_concurrency_info(pool).claimed_slots} == {dead, alive}
-        desk.looks(clock, 90)
+        desk.looks(clock, 120)
         assert [slot.run_id for slot in slots.get_concurrency_info(pool).claimed_slots] == [alive]

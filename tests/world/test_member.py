@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
 from kafka_liveness_dagster.core.timeouts import Budget, derive
+from kafka_liveness_dagster.kafka import member as of_member
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
@@ -211,6 +212,33 @@ def test_how_a_member_leaves_is_written_in_its_last_commit(group, member, releas
     found = group.committed()
     assert found == {0: (90, f"kl1 {mark} {RUN} 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 {mark} {RUN}"))}
     assert (member.owned, member.arrived) == ({}, {})
+
+
+def test_whoever_leaves_in_the_middle_of_a_rebalance_closes_with_nothing_left_to_answer(group, join, monkeypatch):
+    """A client that closes takes the first answer for the last: a second one may never return, nor its process."""
+    answered = []
+
+    class Closing(Consumer):
+        is_closing = False
+
+        def close(self):
+            self.is_closing = True
+            super().close()
+
+        def incremental_unassign(self, partitions):
+            answered.append(self.is_closing)
+            super().incremental_unassign(partitions)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of_member, "Consumer", Closing)
+        leaver = join(RUN)
+    serve_until(lambda: leaver.arrived.keys() == set(group.all), leaver)
+    other = join(OTHER_RUN)
+    serve_until(lambda: len(group.members()) == 2, other)  # a rebalance, and the leaver polls no more
+    leaver.leave(release=False)
+    assert answered
+    assert not any(answered)
+    serve_until(lambda: other.arrived.keys() == set(group.all), other)
 
 
 def test_debts_of_many_partitions_need_several_requests(services, make_topic):
