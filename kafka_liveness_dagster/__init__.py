@@ -65,7 +65,15 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
-    from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets, ResourceKeys, Watch
+    from kafka_liveness_dagster.settings.groups import (
+        Batching,
+        CrashLag,
+        Iceberg,
+        Membership,
+        Offsets,
+        ResourceKeys,
+        Watch,
+    )
     from kafka_liveness_dagster.spark.errors import (
         RowsOutsideBatchError,
         SparkCancelledError,
@@ -97,6 +105,7 @@ __all__ = [
     "GroupDied",
     "GroupEmptied",
     "GroupEvent",
+    "Iceberg",
     "InvalidSettingError",
     "JarsError",
     "JavaNotFoundError",
@@ -156,6 +165,7 @@ _HOMES = {
     "CatchUpConsumer": "kafka.catch_up",
     "CommitRefusedError": "kafka.errors",
     "CrashLag": "settings.groups",
+    "Iceberg": "settings.groups",
     "CrashLagFound": "core.events",
     "DataExpiredError": "core.witnesses",
     "FenceReason": "core.heartbeat",

@@ -53,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Kafka and Spark Connect with a state folder of their own; the jars are the machine's."""
     from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
+    from kafka_liveness_dagster.kafka import clients  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path_factory.mktemp("home")))
@@ -60,6 +61,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
             yield embedded.ensure()
         finally:
             embedded.stop()
+            clients.forget()  # which would look for their broker while others still test
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ GROUPS = {
     "offsets": kl.Offsets,
     "membership": kl.Membership,
     "watch": kl.Watch,
+    "iceberg": kl.Iceberg,
     "resources": kl.ResourceKeys,
 }
 PROJECT = """
@@ -136,7 +137,8 @@ def test_editors_are_told_every_setting():
         for setting, told in section["properties"].items():
             field = group.model_fields[setting]
             assert told["description"] == " ".join(field.description.replace("``", "`").split()).replace(":class:", "")
-            assert told["default"] == getattr(field.default, "value", field.default), setting
+            default = getattr(field.default, "value", field.default)
+            assert told["default"] == (list(default) if isinstance(default, tuple) else default), setting
 
 
 def test_every_setting_arrives(project, monkeypatch):
@@ -150,6 +152,10 @@ def test_every_setting_arrives(project, monkeypatch):
         "watch": {
             "max_live_runs": 1, "minimum_interval_seconds": 30, "default_status": "RUNNING", "max_lag": 5_000,
             "ghost_after_seconds": 30.0, "fail_ghost_runs": True,
+        },
+        "iceberg": {
+            "snapshots": "append", "partition_by": ["days(placed_at)"], "sort_by": ["id DESC"],
+            "table_properties": {"format-version": "3"},
         },
         "resources": {"kafka": "k", "spark": "s"},
         "group_name": "shop", "name": "web_orders", "topics": "orders",

@@ -10,7 +10,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.declare.definitions import KafkaAsset
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
-from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets, ResourceKeys, Watch
+from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Iceberg, Membership, Offsets, ResourceKeys, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +61,7 @@ def kafka_asset(
     offsets: Offsets = Offsets(),
     membership: Membership = Membership(),
     watch: Watch = Watch(),
+    iceberg: Iceberg = Iceberg(),
     resources: ResourceKeys = ResourceKeys(),
     group_name: str | None = None,
 ) -> Callable[[Callable[..., Any]], KafkaAsset]:
@@ -88,6 +89,7 @@ def kafka_asset(
         offsets: what to do where offsets, or the rows of committed ones, are missing.
         membership: how a live run is a member of its group: when it counts as alive, and under which name.
         watch: what the sensor watches for, how often, and what it starts.
+        iceberg: whether streams can read the table, and how it is partitioned and sorted when it is created.
         resources: under which keys the code location has the Kafka and the Spark resource.
         group_name: Dagster's asset group.
 
@@ -113,6 +115,7 @@ def kafka_asset(
                 offsets=offsets,
                 membership=membership,
                 watch=watch,
+                iceberg=iceberg,
                 resources=resources,
                 group_name=group_name,
             )

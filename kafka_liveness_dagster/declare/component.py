@@ -37,6 +37,7 @@ from kafka_liveness_dagster.settings.groups import (
     ONLY_IN_PYTHON,
     Batching,
     CrashLag,
+    Iceberg,
     Membership,
     Offsets,
     ResourceKeys,
@@ -100,6 +101,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")
     membership: Annotated[Membership, group_in_yaml(Membership)] = _setting("membership")
     watch: Annotated[Watch, group_in_yaml(Watch)] = _setting("watch")
+    iceberg: Annotated[Iceberg, group_in_yaml(Iceberg)] = _setting("iceberg")
     resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting("resources")
     group_name: Annotated[str | None, _READ] = _setting("group_name")
     kafka: Annotated[KafkaLivenessResource | None, resource_in_yaml(KafkaLivenessResource)] = Field(

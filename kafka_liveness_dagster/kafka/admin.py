@@ -18,9 +18,9 @@ from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
-from kafka_liveness_dagster.kafka.clients import admin_client, reader
+from kafka_liveness_dagster.kafka.clients import admin_client, forget, reader
 from kafka_liveness_dagster.kafka.config import REQUEST_MS
-from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, TopicNotFoundError
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError, TopicNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -215,7 +215,10 @@ class Cluster:
 
     def _refused(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
         self._admin.poll(0)  # serves what the client has to say
-        return self._heard.named(error, doing)
+        named = self._heard.named(error, doing)
+        if isinstance(named, BrokerUnreachableError):
+            forget(self.settings)
+        return named
 
 
 def _facts(first: Commit | None, second: Commit | None, bounds: tuple[int, int], topic_id: str) -> PartitionFacts:

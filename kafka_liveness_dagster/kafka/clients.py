@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _OPEN_READERS = 64  # each has 3 threads, one more for every broker, and 2 connections
+_readers: dict[tuple[str, KafkaSettings], Consumer] = {}  # the longest unused first
+_lock = threading.Lock()
 _Client = TypeVar("_Client", AdminClient, Consumer, Producer)
 _READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
@@ -50,12 +53,34 @@ def admin_client(settings: KafkaSettings) -> tuple[AdminClient, Heard]:
     return made(AdminClient, config), heard
 
 
-@functools.lru_cache(maxsize=_OPEN_READERS)
 def reader(group_id: str, settings: KafkaSettings) -> Consumer:
-    """A consumer that never subscribes, to read a group's commits with.
+    """A consumer that never subscribes, to read a group's commits with; the same one again while it is kept.
 
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
     answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
-    config = {"reconnect.backoff.ms": _READER_BACKOFF_MS, **settings.committer(group_id, "kafka-liveness/reader")}
-    return made(Consumer, config)
+    with _lock:
+        found = _readers.pop((group_id, settings), None)
+        if found is None:
+            config = settings.committer(group_id, "kafka-liveness/reader")
+            found = made(Consumer, {"reconnect.backoff.ms": _READER_BACKOFF_MS, **config})
+        _readers[group_id, settings] = found
+        over = [_readers.pop(next(iter(_readers)))] if len(_readers) > _OPEN_READERS else []
+    _end(over)
+    return found
+
+
+def forget(settings: KafkaSettings | None = None) -> None:
+    """Keep no reader of this cluster, or of any: each looks for its coordinator all the time.
+
+    Of a broker that is away they would ask so often that 60 of them took half a processor.
+    """
+    with _lock:
+        gone = [_readers.pop(key) for key in list(_readers) if settings is None or key[1] == settings]
+    _end(gone)
+
+
+def _end(clients: list[Consumer]) -> None:
+    """In a thread of its own, for it may take a second: whoever is still using one ends it in the end."""
+    if clients:
+        threading.Thread(target=clients.clear, name="kafka-liveness-forget", daemon=True).start()

@@ -16,6 +16,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.batch_sizer import BatchSizer, PoisonedOffsetError
 from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
@@ -50,6 +51,7 @@ class Pipeline:
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
         in_flight: how many batches may be on their way into the table at a time.
         witness: says what is there; None for a sink that does not.
+        layout: how the table is laid out and committed to.
     """
 
     kafka: KafkaLivenessResource
@@ -63,6 +65,7 @@ class Pipeline:
     on_poison: Literal["raise", "quarantine"]
     most_in_flight: int
     witness: TableLedger | SinkWitness | None = None
+    layout: Layout = DEFAULT
 
     @classmethod
     def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
@@ -72,7 +75,7 @@ class Pipeline:
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
         liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
         most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
-        return cls(kafka, spark, asset.transform, *to, *size, liveness, on_poison, most, witness)
+        return cls(kafka, spark, asset.transform, *to, *size, liveness, on_poison, most, witness, asset.layout)
 
     def run(
         self,
@@ -202,7 +205,8 @@ class Pipeline:
             return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace))
         table = IcebergTable(self.table)
         ledger = self.witness if isinstance(self.witness, TableLedger) else None
-        writing = TableWrite(session, table, batch.ranges, frame, may_go_on, may_replace, ledger=ledger)
+        write = (session, table, batch.ranges, frame, may_go_on, may_replace)
+        writing = TableWrite(*write, ledger=ledger, layout=self.layout)
         return InFlightWrite(batch, job, writing)
 
     def _listeners(

@@ -13,12 +13,13 @@ import dagster as dg
 from pydantic import Field
 
 from kafka_liveness_dagster.core.batch_sizer import AUTO_CEILING
+from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.names import name_of_sink
 from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
 from kafka_liveness_dagster.settings.declared import Declared
-from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets, ResourceKeys, Watch
+from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Iceberg, Membership, Offsets, ResourceKeys, Watch
 
 MOST_IN_FLIGHT = 2
 
@@ -48,6 +49,7 @@ class KafkaAssetSettings(Declared):
     offsets: Annotated[Offsets, kinds.MADE]
     membership: Annotated[Membership, kinds.MADE]
     watch: Annotated[Watch, kinds.MADE]
+    iceberg: Annotated[Iceberg, kinds.MADE]
     resources: Annotated[ResourceKeys, kinds.MADE]
     group_name: kinds.GroupName | None
 
@@ -62,6 +64,10 @@ class KafkaAssetSettings(Declared):
             yield (
                 f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
                 f"in_flight={self.batching.in_flight} of batching out"
+            )
+        if self.sink is not None and (changed := self.iceberg.changed()):
+            yield (
+                f"asset {self.name} has a sink of its own, which knows no {', '.join(changed)} of iceberg: leave it out"
             )
         if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
             yield (
@@ -87,6 +93,11 @@ class KafkaAssetSettings(Declared):
     def crash_lag_key(self) -> dg.AssetKey:
         """Of the asset whose partitions are the owed ranges."""
         return dg.AssetKey(f"{self.name}_crash_lag")
+
+    @property
+    def layout(self) -> Layout:
+        """How the table is laid out and committed to."""
+        return Layout(**dict(self.iceberg))
 
     @property
     def most_records(self) -> int:

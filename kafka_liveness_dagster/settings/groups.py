@@ -13,6 +13,7 @@ import dagster as dg
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import Self
 
+from kafka_liveness_dagster.core.layout import BY_KAFKA_PARTITION
 from kafka_liveness_dagster.settings import kinds
 from kafka_liveness_dagster.settings.declared import Declared
 
@@ -128,6 +129,21 @@ class Watch(Group):
     fail_ghost_runs: kinds.Flag = False
     """Every run that no longer counts is reported to Dagster as failed, also where nobody can say whether its process
     is gone."""
+
+
+class Iceberg(Group):
+    """How the table is laid out and committed to: all but ``snapshots`` are of a table that is created."""
+
+    snapshots: Literal["overwrite", "append"] = "overwrite"
+    """``append`` commits new offsets as snapshots that streams can read, Spark's ``readStream`` or Flink's, at a little
+    more of Spark's time a batch; what comes again replaces what was there, either way."""
+    partition_by: kinds.PartitionFields = BY_KAFKA_PARTITION
+    """Columns, or ``days(column)``, ``hours(…)``, ``months(…)``, ``years(…)``, ``bucket(16, column)``; none for a table
+    without partitions."""
+    sort_by: kinds.SortFields = ()
+    """Columns by which rows are sorted within files, like ``placed_at DESC``."""
+    table_properties: kinds.Properties = {}  # noqa: RUF012 - pydantic copies it
+    """Iceberg's table properties, like ``write.target-file-size-bytes``; they come before this package's own."""
 
 
 class ResourceKeys(Group):

@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from kafka_liveness_dagster.core import names
 from kafka_liveness_dagster.core.events import GroupEvent
+from kafka_liveness_dagster.core.layout import PARTITION_FIELD, SORT_FIELD
 from kafka_liveness_dagster.core.names import Name
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange
 from kafka_liveness_dagster.core.timeouts import MAX_BUDGET_SECONDS
@@ -194,6 +195,11 @@ Called = Annotated[Callable[..., Any], Wanted("something to call")]
 Hook = Annotated[Callable[[GroupEvent], dg.RunRequest | Iterable[dg.RunRequest] | None], Wanted("something to call")]
 ASink = Annotated[Callable[..., Any], Wanted("something to call: docs/sinks.md has examples")]
 Job = Annotated[Any, Wanted("a job", _is_job)]
+PartitionFields = Annotated[
+    tuple[Annotated[str, a(PARTITION_FIELD)], ...], BeforeValidator(_some("a list of partition fields"))
+]
+SortFields = Annotated[tuple[Annotated[str, a(SORT_FIELD)], ...], BeforeValidator(_some("a list of columns"))]
+Properties = Annotated[dict[str, str], Wanted("names of Iceberg's table properties, each with its value as text")]
 Jobs = Annotated[Sequence[Job], BeforeValidator(_some("a list of jobs"))]
 Policy = Annotated[InstanceOf[dg.BackfillPolicy], Wanted("a dg.BackfillPolicy")]
 SensorStatus = Annotated[dg.DefaultSensorStatus, Wanted("a dg.DefaultSensorStatus: RUNNING or STOPPED")]

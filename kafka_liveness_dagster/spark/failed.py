@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
-from kafka_liveness_dagster.spark.inside import stray
+from kafka_liveness_dagster.spark.inside import is_taken, stray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,7 @@ class Why(Enum):
     WRITER = "a second writer of the same offsets"
     CATALOG = "what holds the catalog's database"  # or two made the same namespace at once
     CUTS_A_FILE = "files that hold more than the batch"
+    TAKEN = "rows of these offsets, from an attempt before"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
             f"the transform gave a row of {row}, which is not in the batch written to {table}: nothing was "
             "written; keep topic, partition and offset as they are in the batch"
         ) from error
+    if is_taken(error):
+        return Refusal(Why.TAKEN, str(error))
     for kind, said in _raised(error):
         for of_iceberg, beginning, why in _OF_ICEBERG:
             if kind.rpartition(".")[2] == of_iceberg and said.startswith(beginning):

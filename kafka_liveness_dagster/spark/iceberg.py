@@ -17,8 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
+from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
-from kafka_liveness_dagster.spark import schema
+from kafka_liveness_dagster.spark import schema, snapshots
 from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
 from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
@@ -64,6 +65,7 @@ def write(
     may_replace: Callable[[], None] = lambda: None,
     max_attempts: int = 5,
     ledger: TableLedger | None = None,
+    layout: Layout = DEFAULT,
 ) -> Written:
     """Make the table hold exactly these rows for these ranges, in one commit; create the table when it is missing.
 
@@ -78,6 +80,7 @@ def write(
             What a successor wrote before is found out here; what it writes later makes the table refuse ours.
         max_attempts: how often to begin again when others write to the same offsets.
         ledger: says in the same commit which offsets these are, and is told when it has landed.
+        layout: of a table that is created; and whether new ranges are appended.
 
     Raises:
         RowsMissingError: the table lost what the ledger knows it held.
@@ -87,7 +90,7 @@ def write(
         SparkFailedError: Spark failed at anything else.
     """
     table = table if isinstance(table, IcebergTable) else IcebergTable(table)
-    writing = TableWrite(session, table, ranges, make_frame, may_go_on, may_replace, max_attempts, ledger)
+    writing = TableWrite(session, table, ranges, make_frame, may_go_on, may_replace, max_attempts, ledger, layout)
     return writing.finish(writing.begin())
 
 
@@ -106,7 +109,9 @@ class TableWrite:
     may_replace: Callable[[], None]
     max_attempts: int = 5
     ledger: TableLedger | None = None
+    layout: Layout = DEFAULT
     _rewrite: bool = False
+    _is_taken: bool = False
 
     def begin(self) -> Callable[[], int]:
         """Look at the table and make the frame; gives what reads and writes, and returns how many rows those were."""
@@ -135,11 +140,12 @@ class TableWrite:
                     raise self._failed(error) from error
                 problem = refused
                 self._rewrite = self._rewrite or problem.why is Why.CUTS_A_FILE
+                self._is_taken = self._is_taken or problem.why is Why.TAKEN
                 self.table.refresh(self.session)
                 continue
             if self.ledger is not None:
                 self.ledger.landed(self.ranges)
-            return Written(rows, attempt, self._rewrite)
+            return Written(rows, attempt - self._is_taken, self._rewrite)
         cause = (Why.CATALOG if problem.why is Why.CATALOG else Why.WRITER).value
         raise WriteConflictError(
             f"{names(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
@@ -165,13 +171,10 @@ class TableWrite:
         found = fit(frame, columns, table.name)
         frame = inside(schema.widened(frame, found.lacking), ranges)
         written, counted = _counted(frame)
-        replaced = merged(ranges)
+        replaced: tuple[OffsetRange, ...] | None = merged(ranges)
         if self._rewrite and snapshot_id is not None:
             self.may_go_on()
-            replaced = whole_files(ranges, table.files(session, snapshot_id, ranges))
-            for side in layers(without(replaced, ranges)):  # apart, so that no new file spans the batch again
-                survivors = table.at(session, snapshot_id).where(condition(side))
-                written = written.unionByName(survivors, allowMissingColumns=True)
+            written, replaced = self._with_survivors(written, snapshot_id)
         if found.new:
             schema.rehearse(table, frame, found.new, columns)
             self.may_go_on()
@@ -179,16 +182,40 @@ class TableWrite:
 
         def execute() -> int:
             self.may_go_on()
-            _overwrite(written, table, snapshot_id, replaced, summary)
+            if self.layout.snapshots == "append" and not self._is_taken:
+                if not frame.isEmpty():
+                    snapshots.append(written, table, ranges, summary, self.may_go_on)
+                    return _landed(counted)
+                if table.has_none(session, ranges):
+                    snapshots.append_nothing(frame, table, summary)
+                    return _landed(None)
+            if replaced is None:
+                snapshots.replace(written, table, ranges, summary, self.may_go_on)
+            else:
+                snapshots.overwrite(written, table, snapshot_id, replaced, summary)
             return _landed(counted)
 
         return execute
+
+    def _with_survivors(self, written: DataFrame, snapshot_id: int) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
+        """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
+
+        None where files may have offsets of several partitions, so that no ranges tell them from others.
+        """
+        table, session = self.table, self.session
+        if not table.is_by_kafka_partition(session):
+            return written, None
+        replaced = whole_files(self.ranges, table.files(session, snapshot_id, self.ranges))
+        for side in layers(without(replaced, self.ranges)):  # apart, so that no new file spans the batch again
+            survivors = table.at(session, snapshot_id).where(condition(side))
+            written = written.unionByName(survivors, allowMissingColumns=True)
+        return written, replaced
 
     def _created(self, frame: DataFrame, summary: Mapping[str, str]) -> Callable[[], int]:
         """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
         check_new(frame.schema.fields, self.table.name)
         written, counted = _counted(inside(frame, self.ranges))
-        schema.create(self.table, written, summary)
+        schema.create(self.table, written, summary, self.layout)
         return lambda: _landed(counted)
 
     def _failed(self, error: PySparkException) -> KafkaLivenessError:
@@ -205,25 +232,12 @@ class TableWrite:
         )
 
 
-def _overwrite(
-    frame: DataFrame,
-    table: IcebergTable,
-    snapshot_id: int | None,
-    replaced: Sequence[OffsetRange],
-    summary: Mapping[str, str],
-) -> None:
-    writer = frame.writeTo(table.quoted).options(**schema.write_options(summary))
-    if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
-        writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
-    writer.overwrite(F.expr(condition(replaced)))
-
-
 def _counted(frame: DataFrame) -> tuple[DataFrame, Observation]:
     """The rows, and who knows their number when they are written."""
     counted = Observation()
     return frame.observe(counted, F.count(F.lit(1)).alias("rows")), counted
 
 
-def _landed(counted: Observation) -> int:
+def _landed(counted: Observation | None) -> int:
     failpoint(Failpoint.AFTER_TABLE_COMMIT)
-    return int(counted.get.get("rows", 0))  # none at all when Spark saw that the frame is empty
+    return 0 if counted is None else int(counted.get.get("rows", 0))  # none when Spark saw that the frame is empty

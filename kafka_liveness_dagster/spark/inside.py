@@ -5,6 +5,7 @@ Adds a condition to the frame; Spark looks while it writes, and no row passes th
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
 
 OUTSIDE = "kafka-liveness: outside of the batch: "
+TAKEN = "kafka-liveness: the table has rows of the batch"
+_CAUSED = re.compile(
+    r"^Caused by: org\.apache\.spark\.SparkRuntimeException: \[USER_RAISED_EXCEPTION\] (?P<said>.*) SQLSTATE: P0001$",
+    re.MULTILINE,
+)
 
 
 def inside(frame: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
@@ -64,7 +70,18 @@ def stray(error: PySparkException) -> str:
     Spark gives what was raised in a field. Its text is no place to look: an error of any kind may show the plan, in
     which the message that a row would have stands too.
     """
-    if error.getCondition() != "USER_RAISED_EXCEPTION":
-        return ""
-    said = (error.getMessageParameters() or {}).get("errorMessage", "")
+    said = _raised(error)
     return said.removeprefix(OUTSIDE) if said.startswith(OUTSIDE) else ""
+
+
+def is_taken(error: PySparkException) -> bool:
+    """Whether rows were to be appended of offsets that the table has already; told like ``stray``."""
+    return _raised(error) == TAKEN
+
+
+def _raised(error: PySparkException) -> str:
+    """What a row raised; where one side of a join failed it is the cause of an error that has no condition."""
+    if error.getCondition() == "USER_RAISED_EXCEPTION":
+        return str((error.getMessageParameters() or {}).get("errorMessage", ""))
+    caused = _CAUSED.search(str(error))
+    return caused["said"] if caused else ""

@@ -24,15 +24,16 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 _NAMES_LIMIT = 1000  # characters; a snapshot's properties stay in the table's metadata for good
 
 
-def condition(ranges: Iterable[OffsetRange]) -> str:
-    """The rows of these offsets, as SQL.
+def condition(ranges: Iterable[OffsetRange], of: str = "") -> str:
+    """The rows of these offsets, as SQL; ``of`` a table, where others have columns of these names.
 
     Raises:
         InvalidSettingError: there is no range, or a topic is not one of Kafka's.
     """
+    at = f"{of}." if of else ""
     return " OR ".join(
-        f"(`topic` = '{part.topic}' AND `partition` = {part.partition} "
-        f"AND `offset` >= {part.start} AND `offset` < {part.end})"
+        f"({at}`topic` = '{part.topic}' AND {at}`partition` = {part.partition} "
+        f"AND {at}`offset` >= {part.start} AND {at}`offset` < {part.end})"
         for part in fit_for_sql(ranges)
     )
 

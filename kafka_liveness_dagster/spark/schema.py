@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql.functions import partitioning
 
+from kafka_liveness_dagster.core.layout import DEFAULT, Field, Layout, field
 from kafka_liveness_dagster.spark.failed import in_short, is_the_servers
 from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, sql_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
     from kafka_liveness_dagster.spark.table import IcebergTable
@@ -32,22 +34,50 @@ _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
+_MERGED = {  # where batches are merged: see ``spark.snapshots``
+    "write.merge.mode": "merge-on-read",  # what is replaced is marked; copy-on-write reads whole files into a full join
+    "write.merge.isolation-level": "serializable",
+    "write.merge.distribution-mode": "none",
+    "write.metadata.metrics.column.topic": "full",  # what no partition says of a file, its bounds say
+    "write.metadata.metrics.column.partition": "full",
+}
 
 
-def create(table: IcebergTable, frame: DataFrame, summary: Mapping[str, str]) -> None:
+def create(table: IcebergTable, frame: DataFrame, summary: Mapping[str, str], layout: Layout = DEFAULT) -> None:
     """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
     session, namespace = frame.sparkSession, table.quoted.rpartition(".")[0]
     is_new = _create_namespace(session, namespace)
-    writer = frame.writeTo(table.quoted).using("iceberg").partitionedBy(F.col("topic"), F.col("partition"))
-    for key, value in _PROPERTIES.items():
-        writer = writer.tableProperty(key, value)
+    writer = frame.sortWithinPartitions(*map(F.expr, layout.sort_by)) if layout.sort_by else frame
+    creating = writer.writeTo(table.quoted).using("iceberg")
+    if fields := [_partitioned(field(text)) for text in layout.partition_by]:
+        creating = creating.partitionedBy(*fields)
+    for key, value in _properties(layout).items():
+        creating = creating.tableProperty(key, value)
     try:
-        writer.options(**write_options(summary)).create()
+        creating.options(**write_options(summary)).create()
     except PySparkException:
         if is_new:
             with suppress(PySparkException):  # somebody else has a table in it by now
                 session.sql(f"DROP NAMESPACE IF EXISTS {namespace}")
         raise
+    if layout.sort_by:
+        session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
+
+
+def _properties(layout: Layout) -> dict[str, str]:
+    """What a new table is told, the user's own words last."""
+    told = dict(_PROPERTIES)
+    if layout.snapshots == "append" or not layout.is_by_kafka_partition:
+        told |= _MERGED
+    return told | dict(layout.table_properties)
+
+
+def _partitioned(by: Field) -> Column:
+    if by.transform == "bucket":
+        return partitioning.bucket(by.buckets, by.column)
+    transforms = {"years": partitioning.years, "months": partitioning.months,
+                  "days": partitioning.days, "hours": partitioning.hours}  # fmt: skip
+    return transforms[by.transform](by.column) if by.transform else F.col(by.column)
 
 
 def widened(frame: DataFrame, lacking: Iterable[StructField]) -> DataFrame:

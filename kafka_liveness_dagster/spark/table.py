@@ -22,7 +22,8 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.failed import NOT_FOUND, is_missing
-from kafka_liveness_dagster.spark.fit import check_key, check_names
+from kafka_liveness_dagster.spark.fit import KEY, check_key, check_names
+from kafka_liveness_dagster.spark.ranges import condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 _INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|position_deletes")
+_COLUMNS_WITH_METRICS = 100  # Iceberg's write.metadata.metrics.max-inferred-column-defaults
 _NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
 
 
@@ -61,9 +63,8 @@ class IcebergTable:
         """The table's columns, or None when there is no such table yet.
 
         Raises:
-            TableSchemaError: the table lacks topic, partition or offset, is not partitioned by the first two, or has
-                a column with a name of Iceberg's; it is a view, a branch, or of another format; or there is no such
-                catalog.
+            TableSchemaError: the table lacks topic, partition or offset, or statistics of them, or has a column with
+                a name of Iceberg's; it is a view, a branch, or of another format; or there is no such catalog.
         """
         try:
             self._check_whole(session)
@@ -87,7 +88,8 @@ class IcebergTable:
         check_key(columns, f"table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
         check_names(columns.names, f"columns of table {self.name}", remedy)
-        self._check_partitioning(schema.fields[-1])
+        if not _is_by_kafka_partition(schema.fields[-1]):
+            self._check_bounds(session, columns)
         return columns
 
     def refused(self, why: str) -> TableSchemaError:
@@ -120,6 +122,10 @@ class IcebergTable:
     def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
         """The rows as they were at a snapshot."""
         return session.sql(f"SELECT * FROM {self.quoted} VERSION AS OF {snapshot_id}")
+
+    def has_none(self, session: SparkSession, ranges: Iterable[OffsetRange]) -> bool:
+        """Whether the table has no row of these offsets."""
+        return bool(session.table(self.quoted).where(condition(ranges)).isEmpty())
 
     def files(self, session: SparkSession, snapshot_id: int, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
         """First to last offset of each data file that a snapshot has in the partitions of ``ranges``.
@@ -161,11 +167,32 @@ class IcebergTable:
             raise
         return "a view" if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
 
-    def _check_partitioning(self, partition: StructField) -> None:
-        fields = partition.dataType.names if isinstance(partition.dataType, StructType) else []
-        if not {"topic", "partition"} <= set(fields):
-            raise TableSchemaError(
-                f"table {self.name} is partitioned by ({', '.join(fields)}), not by (topic, partition): nothing was "
-                f"written; ALTER TABLE {self.name} ADD PARTITION FIELD topic, the same for partition, or write to "
-                "a new table, which is created as needed"
+    def is_by_kafka_partition(self, session: SparkSession) -> bool:
+        """Whether no file can hold offsets of two of Kafka's partitions."""
+        return _is_by_kafka_partition(session.table(self.quoted).select("_partition").schema.fields[0])
+
+    def _check_bounds(self, session: SparkSession, columns: StructType) -> None:
+        """Where no partition tells whose offsets a file has, Iceberg decides conflicts by the file's statistics."""
+        told = {row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()}
+        default = told.get("write.metadata.metrics.default")
+        without = [
+            name
+            for name in KEY
+            if (
+                told.get(f"write.metadata.metrics.column.{name}")
+                or default
+                or ("full" if columns.names.index(name) < _COLUMNS_WITH_METRICS else "none")
             )
+            in {"none", "counts"}
+        ]
+        if without:
+            settings = ", ".join(f"'write.metadata.metrics.column.{name}'='full'" for name in without)
+            raise TableSchemaError(
+                f"table {self.name} is not partitioned by (topic, partition), and keeps no statistics of "
+                f"{', '.join(without)} in its files, by which two writers of the same offsets are told: nothing was "
+                f"written; ALTER TABLE {self.name} SET TBLPROPERTIES ({settings})"
+            )
+
+
+def _is_by_kafka_partition(partition: StructField) -> bool:
+    return isinstance(partition.dataType, StructType) and {"topic", "partition"} <= set(partition.dataType.names)

@@ -42,7 +42,7 @@ class CrashError(Exception):
 class Location:
     """The code location of one group, in this process; a worker has the same with another transform."""
 
-    def __init__(self, instance, services, topics, table, group, *, parallel, protocol, in_flight, members):
+    def __init__(self, instance, services, topics, table, group, *, parallel, protocol, in_flight, members, snapshots):
         self.instance, self.services, self.topics, self.table = instance, services, topics, table
         self.group, self.parallel = group, parallel
         self.partitions = [TopicPartition(topic, partition) for topic in topics for partition in PARTITIONS]
@@ -56,6 +56,7 @@ class Location:
             "max_batch_seconds": 60,
             "idle_seconds": 0.3,
             "batching": {"in_flight": in_flight},
+            "iceberg": {"snapshots": snapshots},
             # of two, one is in the middle of a batch
             "membership": {"liveness": "progress" if members > 1 else "poll"},
         }

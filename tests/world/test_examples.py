@@ -79,6 +79,17 @@ def test_an_alert_is_requested_with_a_config_that_its_job_takes(run, example, ta
     assert paged.success
 
 
+def test_a_stream_copies_what_is_new(run, example, table, warm_spark, tmp_path):
+    """The table is partitioned by day and sorted, and each row is copied once."""
+    into, checkpoint = f"{table}_copy", str(tmp_path / "checkpoint")
+    run(example("streamed"), table=table)
+    for _ in range(2):
+        example("read_stream").copy(warm_spark, table, into, checkpoint)
+    assert [row["offset"] for row in warm_spark.table(into).orderBy("offset").collect()] == [0, 1]
+    partition = warm_spark.table(table).select("_partition").schema.fields[0].dataType.names
+    assert partition == ["placed_at_day"]
+
+
 def test_a_database_replaces_and_testifies(run, example, topic, tmp_path, warm_spark):
     """A batch with other bounds replaces its offsets alone, a fenced one nothing; it says which offsets it holds."""
     sink, calls = example("database").DatabaseSink(tmp_path / "orders.db"), itertools.count(1)

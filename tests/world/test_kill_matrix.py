@@ -31,6 +31,7 @@ class Conditions(NamedTuple):
     protocol: str
     members: int
     in_flight: int
+    snapshots: str = "overwrite"
 
 
 @pytest.fixture(scope="module")
@@ -140,19 +141,22 @@ STEPS = {
     Failpoint.BEFORE_MATERIALIZATION: 1,
 }
 KILLS = [
-    (Failpoint.AFTER_JOIN, Conditions(LIVE, "classic", 2, 2)),
+    (Failpoint.AFTER_JOIN, Conditions(LIVE, "classic", 2, 2, "append")),
     (Failpoint.AFTER_JOIN, Conditions(CATCH_UP, "consumer", 1, 1)),
     (Failpoint.AFTER_TOKEN_COMMIT, Conditions(LIVE, "consumer", 2, 2)),
-    (Failpoint.AFTER_TOKEN_COMMIT, Conditions(IN_ORDER, "classic", 1, 1)),  # the catch-up lane owes nothing new
-    (Failpoint.AFTER_PLAN, Conditions(LIVE, "consumer", 1, 2)),
+    (
+        Failpoint.AFTER_TOKEN_COMMIT,
+        Conditions(IN_ORDER, "classic", 1, 1, "append"),
+    ),  # the catch-up lane owes nothing new
+    (Failpoint.AFTER_PLAN, Conditions(LIVE, "consumer", 1, 2, "append")),
     (Failpoint.AFTER_PLAN, Conditions(CATCH_UP, "classic", 2, 1)),
     (Failpoint.AFTER_TABLE_COMMIT, Conditions(LIVE, "classic", 2, 1)),
     (Failpoint.AFTER_TABLE_COMMIT, Conditions(IN_ORDER, "consumer", 2, 2)),
-    (Failpoint.AFTER_TABLE_COMMIT, Conditions(CATCH_UP, "consumer", 1, 2)),
-    (Failpoint.AFTER_OFFSET_COMMIT, Conditions(LIVE, "consumer", 2, 1)),
+    (Failpoint.AFTER_TABLE_COMMIT, Conditions(CATCH_UP, "consumer", 1, 2, "append")),
+    (Failpoint.AFTER_OFFSET_COMMIT, Conditions(LIVE, "consumer", 2, 1, "append")),
     (Failpoint.AFTER_OFFSET_COMMIT, Conditions(CATCH_UP, "classic", 1, 2)),
     (Failpoint.BEFORE_MATERIALIZATION, Conditions(LIVE, "classic", 1, 1)),
-    (Failpoint.BEFORE_MATERIALIZATION, Conditions(CATCH_UP, "consumer", 2, 2)),
+    (Failpoint.BEFORE_MATERIALIZATION, Conditions(CATCH_UP, "consumer", 2, 2, "append")),
 ]
 
 
@@ -160,7 +164,7 @@ def named(*told):
     """A case's name: ``live, classic, 2 members, 1 in flight: after_join``."""
     *moment, c = told
     words = ["reads" if one == READING else "commits" if one == COMMITTING else one for one in moment]
-    return f"{c.lane}, {c.protocol}, {c.members} runs, {c.in_flight} in flight: {', '.join(words)}"
+    return f"{c.lane}, {c.protocol}, {c.members} runs, {c.in_flight} in flight, {c.snapshots}: {', '.join(words)}"
 
 
 def test_any_two_conditions_meet():

@@ -303,22 +303,11 @@ def test_rows_without_their_offsets_are_refused(spark, table):
     assert not spark.catalog.tableExists(table)
 
 
-@pytest.mark.parametrize(
-    ("ddl", "message"),
-    [
-        ("(topic string, partition int) USING iceberg PARTITIONED BY (topic, partition)", "must have offset bigint"),
-        ("(topic string, partition int, offset bigint) USING iceberg", r"partitioned by \(\), not by \(topic, part"),
-        (
-            "(topic string, partition int, offset bigint) USING iceberg PARTITIONED BY (bucket(4, topic), partition)",
-            r"partitioned by \(topic_bucket, partition\), not",
-        ),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused(spark, table, rows, ddl, message):
-    """A table of somebody else's making without the three columns or the partitioning: named, and left alone."""
+def test_a_table_that_does_not_fit_is_refused(spark, table, rows):
+    """A table of somebody else's making without the three columns: named, and left alone."""
     spark.sql(f"CREATE NAMESPACE {table.rpartition('.')[0]}")
-    spark.sql(f"CREATE TABLE {table} {ddl}")
-    with pytest.raises(TableSchemaError, match=message):
+    spark.sql(f"CREATE TABLE {table} (topic string, partition int) USING iceberg PARTITIONED BY (topic, partition)")
+    with pytest.raises(TableSchemaError, match="must have offset bigint"):
         put(spark, table, orders(70, 100))
     assert rows(table) == []
 

@@ -1,0 +1,59 @@
+"""Which clients are kept open, and for how long."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka import admin, clients
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+
+GROUPS = 10
+
+
+def at_work():
+    """How many of librdkafka's clients this process has: each has one main thread."""
+    names = [thread.read_text() for thread in Path("/proc/self/task").glob("*/comm")]
+    return names.count("rdk:main\n")
+
+
+@pytest.fixture
+def away():
+    """A cluster that refuses every connection."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        yield KafkaSettings(f"127.0.0.1:{held.getsockname()[1]}")
+
+
+def test_a_broker_that_is_away_is_not_besieged(away, monkeypatch):
+    """Each reader looks for its coordinator all the time: 60 of them took half a processor, for nothing."""
+    monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.2)
+    before, cluster = at_work(), admin.Cluster(away)
+    for group in range(GROUPS):
+        clients.reader(f"group-{group}", away)
+    assert at_work() >= before + GROUPS
+    with pytest.raises(BrokerUnreachableError):
+        cluster.commits("group-0", [TopicPartition("orders", 0)])
+    give_up_at = time.monotonic() + 30
+    while at_work() > before + 1:  # the one that asks whether the broker is back
+        assert time.monotonic() < give_up_at, "they go on"
+        time.sleep(0.01)
+
+
+def test_no_more_readers_are_kept_than_a_process_can_bear(away, monkeypatch):
+    """The longest unused goes first; one that is asked for again is the same."""
+    monkeypatch.setattr(clients, "_OPEN_READERS", 2)
+    clients.forget()
+    first, second = clients.reader("a", away), clients.reader("b", away)
+    assert clients.reader("a", away) is first
+    clients.reader("c", away)
+    assert clients.reader("a", away) is first
+    assert clients.reader("b", away) is not second
+    clients.forget(away)
+    assert clients.reader("a", away) is not first
+    clients.forget()

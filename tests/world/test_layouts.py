@@ -1,0 +1,271 @@
+"""A table as its users want it: read as a stream, partitioned and sorted their way, made by somebody else."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from kafka_liveness_dagster.core.layout import Layout
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.errors import TableSchemaError
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.table import IcebergTable
+
+LAYOUTS = {
+    "by Kafka's partitions": Layout(snapshots="append"),
+    "by day": Layout("append", ("days(placed_at)",)),
+    "by nothing": Layout("append", ()),
+    "by bucket, overwritten": Layout(partition_by=("bucket(3, offset)",)),
+}
+APPENDED = [name for name, layout in LAYOUTS.items() if layout.snapshots == "append"]
+
+
+def orders(start, end, partition=0):
+    """A range of one topic."""
+    return OffsetRange("orders", partition, start, end)
+
+
+def frame(session, *ranges, by, keep="true", tasks=2):
+    """A row for each offset, ten hours apart, that says who wrote it; several partitions in each task's file."""
+    whole = None
+    for r in ranges:
+        part = session.range(r.start, r.end, 1, tasks).selectExpr(
+            f"'{r.topic}' AS topic", f"{r.partition} AS partition", "id AS offset", f"'{by}' AS written_by",
+            "timestamp_seconds(id * 36000) AS placed_at",
+        )  # fmt: skip
+        whole = part if whole is None else whole.unionByName(part)
+    return whole.coalesce(1).where(keep)
+
+
+def put(session, table, *ranges, by, layout, keep="true", **options):
+    """Write these ranges."""
+    return write(session, table, ranges, lambda: frame(session, *ranges, by=by, keep=keep), layout=layout, **options)
+
+
+def held(session, table):
+    """``{(partition, offset): {who wrote it: how many rows}}``, as Spark reads it: pyiceberg for one keeps no order."""
+    out: dict[tuple[int, int], Counter[str]] = {}
+    for row in session.table(table).collect():
+        out.setdefault((row["partition"], row["offset"]), Counter())[row["written_by"]] += 1
+    return out
+
+
+def once(by, *ranges):
+    """What is held when ``by`` wrote these offsets, one row each."""
+    return {(r.partition, offset): {by: 1} for r in ranges for offset in range(r.start, r.end)}
+
+
+def operations(session, table):
+    """What the table's snapshots are, the oldest first."""
+    return [row[0] for row in session.sql(f"SELECT operation FROM {table}.snapshots ORDER BY committed_at").collect()]
+
+
+@pytest.fixture
+def streamed(spark, tmp_path):
+    """What a stream reads of a table up to now, and goes on with when it is called again."""
+    names = (f"stream_{n}" for n in count())
+    running = []
+
+    def start(table, into, **trigger):
+        query = (
+            spark.readStream.format("iceberg").load(table)
+            .writeStream.format("iceberg").option("checkpointLocation", str(tmp_path / into.replace(".", "_")))
+            .trigger(**trigger).toTable(into)
+        )  # fmt: skip
+        running.append(query)
+        return query
+
+    def read(table, into=None):
+        into = into or f"{table.rpartition('.')[0]}.{next(names)}"
+        query = start(table, into, availableNow=True)
+        query.awaitTermination(120)
+        assert query.exception() is None
+        return held(spark, into), into
+
+    read.start = start
+    yield read
+    for query in running:
+        if query.isActive:
+            query.stop()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, name):
+    """Within a file, across files, beyond the end, and by no rows; in files that have several partitions."""
+    layout = LAYOUTS[name]
+    whole, more = (orders(0, 100), orders(0, 100, 1)), (orders(100, 150), orders(100, 120, 1))
+    put(warm_spark, table, *whole, by="first", layout=layout)
+    put(warm_spark, table, *more, by="second", layout=layout)
+    again = (orders(40, 60), orders(90, 110, 1))
+    put(warm_spark, table, *again, by="again", layout=layout)
+    put(warm_spark, table, orders(145, 200), by="beyond", layout=layout)
+    put(warm_spark, table, orders(10, 20), by="nobody", keep="false", layout=layout)
+    expected = once("first", *whole) | once("second", *more) | once("again", *again) | once("beyond", orders(145, 200))
+    for offset in range(10, 20):
+        del expected[0, offset]
+    assert held(warm_spark, table) == expected
+
+
+@pytest.mark.parametrize("name", APPENDED)
+def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, name):
+    """Of two lanes that write at the same time, of batches without rows, and of a reader that stops between."""
+    layout, other = LAYOUTS[name], connect(services.spark_remote)
+    try:
+        put(warm_spark, table, orders(0, 10), orders(0, 10, 1), by="made", layout=layout)
+        first, into = streamed(table)
+        assert first == once("made", orders(0, 10), orders(0, 10, 1))
+        live = [orders(n, n + 20, p) for n in range(100, 160, 20) for p in (0, 1)]
+        owed = [orders(n, n + 20) for n in range(20, 100, 20)]
+
+        def lane(session, ranges, by):
+            for r in ranges:
+                done = put(session, table, r, by=by, layout=layout)
+                assert (done.rows, done.attempts) == (r.size, 1)
+                filtered = OffsetRange("orders", r.partition + 2, r.start, r.end)
+                assert put(session, table, filtered, by="nobody", keep="false", layout=layout).rows == 0
+
+        with ThreadPoolExecutor() as both:
+            for done in [both.submit(lane, warm_spark, live, "live"), both.submit(lane, other, owed, "catch-up")]:
+                done.result()
+        expected = first | once("live", *live) | once("catch-up", *owed)
+        assert held(warm_spark, table) == expected
+        assert streamed(table, into)[0] == expected
+        assert set(operations(warm_spark, table)) == {"append"}
+    finally:
+        end(other)
+
+
+def test_what_is_read_since_a_snapshot_is_each_row_once(services, warm_spark, table):
+    """As Spark's and pyiceberg's incremental scans read it: what was appended after a snapshot, and nothing else."""
+    layout = LAYOUTS["by day"]
+    put(warm_spark, table, orders(0, 10), by="first", layout=layout)
+    since = IcebergTable(table).snapshot_id(warm_spark)
+    put(warm_spark, table, orders(10, 30), by="second", layout=layout)
+    found = warm_spark.read.option("start-snapshot-id", str(since)).format("iceberg").load(table)
+    assert sorted(row["offset"] for row in found.collect()) == list(range(10, 30))
+    catalog = SqlCatalog("lake", uri=services.catalog_uri, warehouse=services.warehouse)
+    appended = catalog.load_table(table.partition(".")[2]).incremental_append_scan(from_snapshot_id_exclusive=since)
+    assert sorted(appended.to_arrow()["offset"].to_pylist()) == list(range(10, 30))
+
+
+def test_a_stream_that_goes_on_meets_a_replay_and_says_so(warm_spark, table, streamed):
+    """A replay takes rows back that were read: no stream may pass that in silence."""
+    layout = LAYOUTS["by Kafka's partitions"]
+    put(warm_spark, table, orders(0, 10), by="first", layout=layout)
+    into = f"{table.rpartition('.')[0]}.copy"
+    query = streamed.start(table, into, processingTime="0 seconds")
+    put(warm_spark, table, orders(10, 20), by="second", layout=layout)
+    while held(warm_spark, into) != once("first", orders(0, 10)) | once("second", orders(10, 20)):
+        assert query.exception() is None
+    put(warm_spark, table, orders(15, 25), by="again", layout=layout)
+    with pytest.raises(Exception, match="overwrite snapshot"):
+        query.awaitTermination(120)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it(services, warm_spark, table, name):
+    """Both began when nobody had written them: a zombie, or a second owner."""
+    layout, barrier = LAYOUTS[name], threading.Barrier(2)
+    put(warm_spark, table, orders(0, 10), by="before", layout=layout)
+    sessions = [connect(services.spark_remote) for _ in range(2)]
+
+    def race(session, by, *ranges):
+        waits = iter([barrier])
+
+        def make():
+            for at in waits:
+                at.wait(60)
+            return frame(session, *ranges, by=by)
+
+        return write(session, table, ranges, make, layout=layout)
+
+    try:
+        with ThreadPoolExecutor() as both:
+            one = both.submit(race, sessions[0], "one", orders(10, 300))
+            two = both.submit(race, sessions[1], "two", orders(200, 400))
+            attempts = [one.result().attempts, two.result().attempts]
+    finally:
+        for session in sessions:
+            end(session)
+    found = held(warm_spark, table)
+    assert all(sum(rows.values()) == 1 for rows in found.values())
+    assert sorted(offset for _, offset in found) == list(range(400))
+    assert len({tuple(found[0, offset]) for offset in range(200, 300)}) == 1
+    assert sum(attempts) > 2
+
+
+def test_each_snapshot_says_what_it_wrote_however_it_is_committed(warm_spark, table):
+    """Appended, appended without rows, replaced, and merged where files have two partitions: the ledger has it all."""
+    layout, session = LAYOUTS["by nothing"], warm_spark
+    ledger = TableLedger(IcebergTable(table), lambda: session)
+    batches = [(orders(0, 50), orders(0, 50, 1)), (orders(50, 60),), (orders(20, 30),)]
+    for ranges in batches:
+        put(session, table, *ranges, by="first", layout=layout, ledger=ledger)
+    put(session, table, orders(60, 70), by="nobody", keep="false", layout=layout, ledger=ledger)
+    fresh = TableLedger(IcebergTable(table), lambda: session).accounts({orders(0, 1).topic_partition})
+    assert [account.done for account in fresh.values()] == [((0, 70),)]
+    told = session.sql(
+        f"SELECT operation, summary['kafka-liveness.wrote'] FROM {table}.snapshots ORDER BY committed_at"
+    )
+    assert [row[0] for row in told.collect()] == ["append", "append", "overwrite", "append"]
+    assert all(row[1] for row in told.collect())
+
+
+def test_a_table_is_made_as_it_was_declared(warm_spark, table):
+    """Partitions, order and properties; the rows are in it with the same commit."""
+    layout = Layout(
+        partition_by=("days(placed_at)", "bucket(4, offset)", "topic"),
+        sort_by=("written_by", "offset DESC"),
+        table_properties={"write.parquet.compression-codec": "zstd", "shop.owner": "orders team"},
+    )
+    put(warm_spark, table, orders(0, 10), by="first", layout=layout)
+    partition = warm_spark.table(table).select("_partition").schema.fields[0].dataType.names
+    assert partition == ["placed_at_day", "offset_bucket", "topic"]
+    told = {row["key"]: row["value"] for row in warm_spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+    assert told["sort-order"] == "written_by ASC NULLS FIRST, offset DESC NULLS LAST"
+    assert (told["shop.owner"], told["write.parquet.compression-codec"]) == ("orders team", "zstd")
+    assert held(warm_spark, table) == once("first", orders(0, 10))
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table, mode):
+    """Made before, by day, with rows of other topics and columns that the batches lack; evolved while the lane runs."""
+    namespace = table.rpartition(".")[0]
+    warm_spark.sql(f"CREATE NAMESPACE {namespace}")
+    warm_spark.sql(
+        f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string, placed_at timestamp, "
+        f"note string) USING iceberg PARTITIONED BY (days(placed_at)) TBLPROPERTIES ('write.merge.mode'='{mode}')"
+    )
+    theirs = "SELECT 'theirs', 7, id, 'them', timestamp_seconds(id * 60), 'kept' FROM range(100000)"
+    warm_spark.sql(f"INSERT INTO {table} {theirs}")
+    layout = Layout("append")
+    put(warm_spark, table, orders(0, 50), by="first", layout=layout)
+    warm_spark.sql(f"ALTER TABLE {table} ADD COLUMN added int")
+    warm_spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(2, offset)")
+    put(warm_spark, table, orders(50, 90), by="second", layout=layout)
+    put(warm_spark, table, orders(40, 60), by="again", layout=layout)
+    ours = f"{table} WHERE topic = 'orders'"
+    found = {r["offset"]: r["written_by"] for r in warm_spark.sql(f"SELECT offset, written_by FROM {ours}").collect()}
+    assert found == {o: "first" if o < 40 else "again" if o < 60 else "second" for o in range(90)}
+    assert warm_spark.sql(f"SELECT count(*) FROM {ours}").first()[0] == 90
+    kept = warm_spark.sql(f"SELECT count(*), count(note), count(added) FROM {table} WHERE topic = 'theirs'").first()
+    assert tuple(kept) == (100_000, 100_000, 0)
+
+
+@pytest.mark.parametrize("column", ["topic", "partition", "offset"])
+def test_a_table_whose_files_say_nothing_of_their_offsets_is_refused(warm_spark, table, column):
+    """Without them nobody could tell two writers of the same offsets: with the remedy, and nothing is written."""
+    layout = Layout(partition_by=())
+    put(warm_spark, table, orders(0, 10), by="first", layout=layout)
+    metrics = f"write.metadata.metrics.column.{column}"
+    warm_spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{metrics}'='none')")
+    with pytest.raises(TableSchemaError, match=f"statistics of {column} .*'{metrics}'='full'"):
+        put(warm_spark, table, orders(10, 20), by="second", layout=layout)
+    assert held(warm_spark, table) == once("first", orders(0, 10))
