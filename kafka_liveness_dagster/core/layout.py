@@ -4,6 +4,11 @@
 Field(transform='bucket', column='customer_id', buckets=16)
 >>> field("topic")
 Field(transform='', column='topic', buckets=0)
+>>> field("truncate(4, id)")
+Traceback (most recent call last):
+ValueError: truncate(4, id)
+>>> Layout().is_by_kafka_partition, Layout(partition_by=("days(placed_at)",)).is_by_kafka_partition
+(True, False)
 >>> SORT_FIELD.fits("placed_at desc nulls last"), PARTITION_FIELD.fits("truncate(4, id)")
 (True, False)
 """

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.ledger import TableLedger
 
+_WHOLE_FILES_TRIED = 2  # by then another writer has had two chances to put a file there
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
@@ -110,7 +111,7 @@ class TableWrite:
     max_attempts: int = 5
     ledger: TableLedger | None = None
     layout: Layout = DEFAULT
-    _rewrite: bool = False
+    _cuts: int = 0
     _is_taken: bool = False
 
     def begin(self) -> Callable[[], int]:
@@ -139,13 +140,13 @@ class TableWrite:
                     self.may_go_on()  # who was cancelled, or is fenced, failed because of that
                     raise self._failed(error) from error
                 problem = refused
-                self._rewrite = self._rewrite or problem.why is Why.CUTS_A_FILE
+                self._cuts += problem.why is Why.CUTS_A_FILE
                 self._is_taken = self._is_taken or problem.why is Why.TAKEN
                 self.table.refresh(self.session)
                 continue
             if self.ledger is not None:
                 self.ledger.landed(self.ranges)
-            return Written(rows, attempt - self._is_taken, self._rewrite)
+            return Written(rows, attempt - self._is_taken, self._cuts > 0)
         cause = (Why.CATALOG if problem.why is Why.CATALOG else Why.WRITER).value
         raise WriteConflictError(
             f"{names(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
@@ -172,7 +173,7 @@ class TableWrite:
         frame = inside(schema.widened(frame, found.lacking), ranges)
         written, counted = _counted(frame)
         replaced: tuple[OffsetRange, ...] | None = merged(ranges)
-        if self._rewrite and snapshot_id is not None:
+        if self._cuts and snapshot_id is not None:
             self.may_go_on()
             written, replaced = self._with_survivors(written, snapshot_id)
         if found.new:
@@ -200,10 +201,11 @@ class TableWrite:
     def _with_survivors(self, written: DataFrame, snapshot_id: int) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
         """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
 
-        None where files may have offsets of several partitions, so that no ranges tell them from others.
+        None where files may have offsets of several partitions, so that no ranges tell them from others: by the table's
+        partitions, or by those of before, which some of its files still have.
         """
         table, session = self.table, self.session
-        if not table.is_by_kafka_partition(session):
+        if self._cuts > _WHOLE_FILES_TRIED or not table.is_by_kafka_partition(session):
             return written, None
         replaced = whole_files(self.ranges, table.files(session, snapshot_id, self.ranges))
         for side in layers(without(replaced, self.ranges)):  # apart, so that no new file spans the batch again

@@ -10,7 +10,7 @@ Never decides which of them is right, and never writes twice.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -106,4 +106,5 @@ def _summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None
             yield
         finally:
             for name in summary:
-                session.conf.unset(_PROPERTY + name)
+                with suppress(Exception):  # a server that is gone has no settings either
+                    session.conf.unset(_PROPERTY + name)

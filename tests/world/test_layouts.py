@@ -259,6 +259,18 @@ def test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table,
     assert tuple(kept) == (100_000, 100_000, 0)
 
 
+def test_partitions_that_somebody_changed_since(warm_spark, table):
+    """By day first, and by Kafka's partitions now: what comes again is replaced in the files of before too."""
+    layout = LAYOUTS["by day"]
+    put(warm_spark, table, orders(0, 50), orders(0, 50, 1), by="first", layout=layout)
+    for change in ("ADD PARTITION FIELD topic", "ADD PARTITION FIELD partition", "DROP PARTITION FIELD placed_at_day"):
+        warm_spark.sql(f"ALTER TABLE {table} {change}")
+    put(warm_spark, table, orders(50, 80), by="second", layout=layout)
+    put(warm_spark, table, orders(40, 60), by="again", layout=layout)
+    expected = once("first", orders(0, 40), orders(0, 50, 1)) | once("again", orders(40, 60))
+    assert held(warm_spark, table) == expected | once("second", orders(60, 80))
+
+
 @pytest.mark.parametrize("column", ["topic", "partition", "offset"])
 def test_a_table_whose_files_say_nothing_of_their_offsets_is_refused(warm_spark, table, column):
     """Without them nobody could tell two writers of the same offsets: with the remedy, and nothing is written."""
