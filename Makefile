@@ -21,8 +21,8 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 	$(BIN)/kafka-liveness up && $(BIN)/python -m definitions.feed --seconds 5 && \
 	DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/dagster dev -w workspace.yaml
 
-fast: .venv/installed ## what needs neither Java nor Dagster commands, in less than a minute
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/wire tests/test_*.py --ignore=tests/test_component.py $(PACKAGE) *.md docs/*.md $(ARGS)
+fast: .venv/installed ## all tests that need no Java, in less than a minute
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
 
 test: java chromium .venv/installed ## all tests of all tiers, in three processes: they wait more than they work; ARGS="tests/core -k pace" runs some
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(or $(ARGS),--cov --cov-report=)

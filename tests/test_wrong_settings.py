@@ -12,6 +12,7 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.kafka import admin
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.second_log import SecondLog
 from kafka_liveness_dagster.sensor.settings import SensorSettings
@@ -402,8 +403,9 @@ WHERE_IT_WAS = {  # what had it once, and how errors call that
     ("make", "name"),
     [pytest.param(make, name, id=f"{make.__name__} {name}") for make in WHERE_IT_WAS for name in FLAT],
 )
-def test_what_moved_is_told_where_it_is_now(make, name):
+def test_what_moved_is_told_where_it_is_now(make, name, monkeypatch):
     """With the value in it, ready to be copied, and what is to be copied is accepted; others never had it."""
+    monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)  # what is accepted asks a broker, and there is none
     (value, new), (whose, had) = FLAT[name], WHERE_IT_WAS[make]
     with pytest.raises(InvalidSettingError) as refusal:
         make(**{name: value})
