@@ -122,6 +122,11 @@ class Stopwatch:
         self.began = time.time()
         return self._watched(self._kafka.catch_up(**settings))
 
+    @property
+    def default_max_batch_seconds(self) -> float | None:
+        """As the resource's."""
+        return self._kafka.default_max_batch_seconds
+
     def settings(self) -> KafkaSettings:
         """As the resource's."""
         return self._kafka.settings()
@@ -143,6 +148,10 @@ class _Open:
     """The Spark resource of a run whose session is open, and stays so."""
 
     opened: SparkSession
+
+    def links(self) -> dict[str, Any]:
+        """None: nobody looks at the run's page."""
+        return {}
 
     def session(self) -> SparkSession:
         """As the resource's."""
