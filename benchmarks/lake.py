@@ -70,7 +70,7 @@ class Lake:
         """An empty table as the package makes them, the same for every way to write."""
         table = IcebergTable(f"lake.bench.orders_{uuid4().hex[:8]}")
         row = self.session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS order_json")
-        create(table, row.limit(0), {})
+        create(table, row.limit(0), (), {})
         return table
 
     def timed(self, way: Callable[[IcebergTable], float], records: int) -> float:

@@ -145,7 +145,10 @@ def test_every_setting_arrives(project, monkeypatch):
     """What YAML says is what ``kafka_asset`` is told, setting by setting."""
     told = {
         "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "idle_seconds": 1.5,
-        "batching": {"allocation": "greedy", "in_flight": 1, "on_poison": "quarantine"},
+        "batching": {
+            "allocation": "greedy", "in_flight": 1, "on_poison": "quarantine",
+            "commit_every": 60.0, "max_batch_bytes": 134_217_728,
+        },
         "crash_lag": {"min_offsets": 70, "max_ranges": 3, "auto_catch_up": True, "max_age_seconds": 3600.0},
         "offsets": {"on_data_loss": "skip", "on_missing_rows": "owe", "auto_offset_reset": "latest"},
         "membership": {"liveness": "progress", "group_instance_id": "etl-0"},

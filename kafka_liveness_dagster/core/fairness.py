@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
@@ -28,6 +28,30 @@ class Shares:
 
     taken: dict[TopicPartition, int]
     last: TopicPartition | None
+
+
+class Wanted(NamedTuple):
+    """Which batch is asked for.
+
+    Attributes:
+        max_records: offsets it holds at most.
+        min_records: with fewer there is none yet,
+        max_wait_seconds: unless something has waited for so long; None for any time.
+    """
+
+    max_records: int
+    min_records: int = 1
+    max_wait_seconds: float | None = None
+
+    def is_met(self, records: int, waited_seconds: float) -> bool:
+        """Whether so many are a batch, after they have waited for so long.
+
+        >>> minutely = Wanted(500, min_records=500, max_wait_seconds=60.0)
+        >>> minutely.is_met(120, 59.0), minutely.is_met(120, 60.0), minutely.is_met(500, 0.0), minutely.is_met(0, 99.0)
+        (False, True, True, False)
+        """
+        has_waited = self.max_wait_seconds is not None and waited_seconds >= self.max_wait_seconds
+        return records > 0 and (records >= self.min_records or has_waited)
 
 
 @dataclass(frozen=True)

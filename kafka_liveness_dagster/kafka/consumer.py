@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
-from kafka_liveness_dagster.core.fairness import Batch, Rotation
+from kafka_liveness_dagster.core.fairness import Batch, Rotation, Wanted
 from kafka_liveness_dagster.core.heartbeat import PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.resume import resume
@@ -113,7 +113,12 @@ class LivenessConsumer:
         self.close(release=kind is None or not issubclass(kind, Exception))
 
     def poll(
-        self, timeout_seconds: float = 5.0, max_records: int | None = None, *, min_records: int = 1
+        self,
+        timeout_seconds: float = 5.0,
+        max_records: int | None = None,
+        *,
+        min_records: int = 1,
+        max_wait_seconds: float | None = None,
     ) -> Batch | None:
         """The next batch, or None when nothing new came in time. The first poll joins the group.
 
@@ -124,17 +129,22 @@ class LivenessConsumer:
             timeout_seconds: how long to wait for data.
             max_records: a smaller bound than ``max_poll_records`` for this batch (KIP-41's rejected argument).
             min_records: fewer offsets are left where they are, like ``fetch.min.bytes`` leaves bytes at the broker.
+            max_wait_seconds: fewer do if they have waited for so long, like with ``fetch.max.wait.ms``. They are waited
+                for beyond the timeout, but not so long that the run's own time would be over.
 
         Raises:
             FencedError: this process is finished with the group.
             KafkaLivenessError: the broker, a topic or a commit is not as it must be; the text says how.
         """
         give_up_at, bound = time.monotonic() + timeout_seconds, self.settings.max_poll_records
+        wanted = Wanted(bound if max_records is None else min(max_records, bound), min_records, max_wait_seconds)
         while True:
-            batch = self._look(bound if max_records is None else min(max_records, bound), min_records)
-            if batch is not None or time.monotonic() >= give_up_at:
-                return batch
+            batch = self._look(wanted)
             asked_at = time.monotonic()
+            if max_wait_seconds is not None and self._has_waiting():
+                give_up_at = max(give_up_at, asked_at + _LOG_END_SECONDS)
+            if batch is not None or asked_at >= give_up_at:
+                return batch
             with suppress(BrokerUnreachableError):  # the next look waits for it
                 while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
                     self._memberships.serve()
@@ -175,21 +185,25 @@ class LivenessConsumer:
             if self._second is not None:
                 self._second.close()
 
-    def _look(self, max_records: int, min_records: int) -> Batch | None:
+    def _has_waiting(self) -> bool:
+        lane = self._memberships.lane
+        return lane is not None and lane.waits_since is not None and self.has_time_for_a_batch()
+
+    def _look(self, wanted: Wanted) -> Batch | None:
         """One look at the log ends; brokers that are away are waited for as long as a batch may take."""
         give_up_at = time.monotonic() + self.timeouts.process_ms / 1000
         while True:
             try:
                 lane = self._memberships.serve(0.0)  # who is a member already has nothing to wait for
                 lane.forget_done()
-                return self._plan(lane, max_records, min_records) if self._memberships.watchdog.reason is None else None
+                return self._plan(lane, wanted) if self._memberships.watchdog.reason is None else None
             except BrokerUnreachableError as error:
                 if self._memberships.lane is None or time.monotonic() >= give_up_at:
                     raise  # who has not joined yet hears it at once
                 self._link.log.warning("still a member, looking again: %s", error)
 
-    def _plan(self, lane: LiveLane, max_records: int, min_records: int) -> Batch | None:
-        batch = lane.plan(max_records, min_records)
+    def _plan(self, lane: LiveLane, wanted: Wanted) -> Batch | None:
+        batch = lane.plan(wanted)
         if batch is None:
             return None
         return replace(batch, deadline_seconds=self._timer.left_ms(now_ms()) / 1000, epoch=self._fence.epoch)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.fairness import Batch, plan
+from kafka_liveness_dagster.core.fairness import Batch, Wanted, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
@@ -48,6 +48,9 @@ class LiveLane:
         poison: offsets that may not stop the live lane again: owed as soon as they are settled.
         rotation: whose turn it is.
         second: the second log, opened when it has to be written.
+
+    Attributes:
+        waits_since: by ``time.monotonic``, when offsets were first seen that are in no batch yet; None with none.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class LiveLane:
         self.member = member
         self._cluster, self._live, self._log = cluster, live, log
         self._found, self._poison, self._rotation, self._second = found, poison, rotation, second
+        self.waits_since: float | None = None
         self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
 
     def leave(self, reason: FenceReason) -> None:
@@ -94,25 +98,25 @@ class LiveLane:
             failpoint(Failpoint.AFTER_TOKEN_COMMIT)
             self._found.tell(tp, resumed[tp], self._log)
 
-    def plan(self, max_records: int, min_records: int) -> Batch | None:
+    def plan(self, wanted: Wanted) -> Batch | None:
         """The next ranges of what is owned, None when there is less; they count as planned from now on."""
-        self._planned_at = time.monotonic()
+        self._planned_at = now = time.monotonic()
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
         bounds = self._cluster.log_bounds(owned)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
             self._pass_expired(tp, o, bounds[tp][0])
             check_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
-        if sum(span.size for (span,) in pending.values()) < min_records:
+        records = sum(span.size for (span,) in pending.values())
+        self.waits_since = (self.waits_since or now) if records else None
+        if not wanted.is_met(records, now - (self.waits_since or now)):
             return None
-        ranges, last = plan(pending, max_records, self._rotation.planned, greedy=self._live.greedy)
+        ranges, last = plan(pending, wanted.max_records, self._rotation.planned, greedy=self._live.greedy)
         self._check_identity([r.topic_partition for r in ranges], "nothing was written or committed")
         for r in ranges:
             owned[r.topic_partition].position = r.end
         arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}
-        if not ranges:
-            return None
-        self._rotation.planned = last
+        self._rotation.planned, self.waits_since = last, None
         return Batch(ranges, 0.0, last=last, arrivals=arrivals)
 
     def commit(

@@ -46,12 +46,14 @@ class InFlightWrite:
 
     Attributes:
         job: its Spark work, to be cancelled from any thread.
+        mean_bytes: what a record of it weighed, when it is written; None where nobody weighs.
         began_at: by ``time.monotonic``, when it was planned.
     """
 
     batch: Batch
     job: SparkJob
     write: Write
+    mean_bytes: Callable[[], float | None] = lambda: None
     began_at: float = field(default_factory=_now)
     _rows: concurrent.futures.Future[int | None] = field(default_factory=concurrent.futures.Future)
 

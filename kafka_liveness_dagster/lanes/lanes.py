@@ -49,7 +49,7 @@ def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.Ma
         witness=pipeline.witness,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
-        next_batch = _until_idle(consumer, asset.idle_seconds, Waiting(consumer, context))
+        next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, Waiting(consumer, context))
         tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
         lag = _lag_at_end(consumer)
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
@@ -101,8 +101,10 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> N
         context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
 
 
-def _until_idle(consumer: LivenessConsumer, idle_seconds: float, waiting: Waiting) -> Source:
+def _until_idle(consumer: LivenessConsumer, idle_seconds: float, commit_every: float, waiting: Waiting) -> Source:
     """Batches until none came for so long; the wait for a rebalance to give us a part does not count as idle.
+
+    One that is not full begins when something has waited for it for ``commit_every`` seconds.
 
     Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has landed
     makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
@@ -112,7 +114,7 @@ def _until_idle(consumer: LivenessConsumer, idle_seconds: float, waiting: Waitin
         while consumer.has_time_for_a_batch():
             if ahead:
                 return consumer.poll(0, max_records, min_records=max_records)
-            batch = consumer.poll(idle_seconds, max_records)
+            batch = consumer.poll(idle_seconds, max_records, min_records=max_records, max_wait_seconds=commit_every)
             if batch is not None:
                 waiting.ended()
                 return batch

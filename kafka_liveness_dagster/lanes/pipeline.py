@@ -46,12 +46,13 @@ class Pipeline:
 
     Attributes:
         table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each batch.
-        most_records: at most so many offsets in a batch; ``auto``: their number follows what batches take.
+        most_records: at most so many offsets in a batch; ``auto``: their number follows what they take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
         in_flight: how many batches may be on their way into the table at a time.
         witness: says what is there; None for a sink that does not.
         layout: how the table is laid out and committed to.
+        most_bytes: what a batch's records may weigh, as far as those before it tell.
     """
 
     kafka: KafkaLivenessResource
@@ -66,6 +67,7 @@ class Pipeline:
     most_in_flight: int
     witness: TableLedger | SinkWitness | None = None
     layout: Layout = DEFAULT
+    most_bytes: int | None = None
 
     @classmethod
     def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
@@ -73,9 +75,12 @@ class Pipeline:
         kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
+        most_bytes = asset.batching.max_batch_bytes
         liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
         most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
-        return cls(kafka, spark, asset.transform, *to, *size, liveness, on_poison, most, witness, asset.layout)
+        return cls(
+            kafka, spark, asset.transform, *to, *size, liveness, on_poison, most, witness, asset.layout, most_bytes
+        )
 
     def run(
         self,
@@ -99,11 +104,12 @@ class Pipeline:
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        tally, sizer = Tally(), BatchSizer(self.most_records, auto=self.auto)
+        tally, sizer = Tally(), BatchSizer(self.most_records, self.auto, self.most_bytes)
         with InFlightWrites() as in_flight:
 
             def commit_first() -> None:
-                sizer.in_time(in_flight[0].batch, self._commit_first(in_flight, lane, tally, log))
+                one = in_flight[0]
+                sizer.in_time(one.batch, self._commit_first(in_flight, lane, tally, log), one.mean_bytes())
 
             lane.on_fence(lambda: in_flight.cancel(lane.is_open))
             lane.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, commit_first))
@@ -189,9 +195,8 @@ class Pipeline:
 
         session, options = self.spark.session(), self.kafka.settings().spark()
         job = SparkJob(session, *self._listeners(batch, lane, log))
-
         passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
-        frame = Transformed(self.transform, session, batch.ranges, options, passed)
+        frame = Transformed(self.transform, session, batch.ranges, options, passed, self.most_bytes is not None)
 
         def may_go_on() -> None:
             lane.check()
@@ -202,12 +207,11 @@ class Pipeline:
             job.check()
 
         if self.sink is not None:
-            return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace))
-        table = IcebergTable(self.table)
+            return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace), frame.mean_bytes)
         ledger = self.witness if isinstance(self.witness, TableLedger) else None
-        write = (session, table, batch.ranges, frame, may_go_on, may_replace)
+        write = (session, IcebergTable(self.table), batch.ranges, frame, may_go_on, may_replace)
         writing = TableWrite(*write, ledger=ledger, layout=self.layout)
-        return InFlightWrite(batch, job, writing)
+        return InFlightWrite(batch, job, writing, frame.mean_bytes)
 
     def _listeners(
         self, batch: Batch, lane: Lane, log: dg.DagsterLogManager

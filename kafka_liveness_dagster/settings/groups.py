@@ -55,6 +55,12 @@ class Batching(Group):
     allocation: Literal["fair", "greedy"] = "fair"
     """``fair`` shares a live batch equally over the partitions, so that none waits for another; ``greedy`` fills it
     from one after the other: fewer, longer ranges (KIP-41 has both)."""
+    commit_every: kinds.Seconds = 0.0
+    """For fewer, larger commits: a record may wait for so many seconds until its batch begins, at once if that is full
+    (``max_poll_records``). The wait is none of the batch's process timeout. A crash makes crash lag of what waited."""
+    max_batch_bytes: kinds.Bytes | None = None
+    """What keys and values of a batch may weigh together, as far as the batches before it tell; the first one of a run
+    is small. ``max_poll_records`` bounds it too."""
     in_flight: kinds.InFlight | None = None
     """How many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is planned and begun, if
     there is enough data to fill it. Offsets are committed in order all the same. 2 for a table unless set; a ``sink``

@@ -152,6 +152,7 @@ def _has_named_partitions(asset: dg.AssetsDefinition) -> bool:
 
 Flag = Annotated[bool, Wanted("True or False")]
 Count = Annotated[int, Ge(1), Le(_MOST), Wanted(f"a whole number from 1 to {_MOST:,}")]
+Bytes = Annotated[int, Ge(1), Le(2**63 - 1), Wanted("a whole number of bytes, at least 1")]
 Records = Annotated[Count | Literal["auto"], Wanted(f"a whole number from 1 to {_MOST:,}, or 'auto'")]
 InFlight = Annotated[
     int, Ge(1), Le(2), Wanted("1 or 2: more would keep Spark no busier, and a crash would repeat them all")

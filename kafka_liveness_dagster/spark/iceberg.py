@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.ledger import TableLedger
+    from kafka_liveness_dagster.spark.table import Shape
 
 _WHOLE_FILES_TRIED = 2  # by then another writer has had two chances to put a file there
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
@@ -157,8 +158,8 @@ class TableWrite:
         """Prepare to replace the ranges as seen from the snapshot of now."""
         table, session, ranges = self.table, self.session, self.ranges
         self.may_go_on()
-        columns = table.columns(session)
-        snapshot_id = None if columns is None else table.snapshot_id(session)
+        shape = table.shape(session)
+        snapshot_id = None if shape is None else table.snapshot_id(session)
         summary = {"kafka-liveness.ranges": names(ranges)}
         if self.ledger is not None:
             summary = self.ledger.properties(session, snapshot_id, ranges)
@@ -167,45 +168,49 @@ class TableWrite:
         frame = self.make_frame()
         check_rows(frame, f"the rows for {table.name}")
         self.may_go_on()
-        if columns is None:
+        if shape is None:
             return self._created(frame, summary)
-        found = fit(frame, columns, table.name)
+        found = fit(frame, shape.columns, table.name)
         frame = inside(schema.widened(frame, found.lacking), ranges)
         written, counted = _counted(frame)
         replaced: tuple[OffsetRange, ...] | None = merged(ranges)
         if self._cuts and snapshot_id is not None:
             self.may_go_on()
-            written, replaced = self._with_survivors(written, snapshot_id)
+            written, replaced = self._with_survivors(written, snapshot_id, shape)
         if found.new:
-            schema.rehearse(table, frame, found.new, columns)
+            schema.rehearse(table, frame, found.new, shape.columns)
             self.may_go_on()
             schema.add(table, session, found.new)
+        merge = snapshots.Merge(written, table, ranges, summary, self.may_go_on)
 
         def execute() -> int:
             self.may_go_on()
             if self.layout.snapshots == "append" and not self._is_taken:
                 if not frame.isEmpty():
-                    snapshots.append(written, table, ranges, summary, self.may_go_on)
+                    merge.append()
                     return _landed(counted)
                 if table.has_none(session, ranges):
                     snapshots.append_nothing(frame, table, summary)
                     return _landed(None)
             if replaced is None:
-                snapshots.replace(written, table, ranges, summary, self.may_go_on)
+                merge.replace()
             else:
-                snapshots.overwrite(written, table, snapshot_id, replaced, summary)
+                fans_out = shape.is_by_kafka_partition and schema.may_fan_out(replaced)
+                snapshots.overwrite(written, table, snapshot_id, replaced, summary, fans_out=fans_out)
             return _landed(counted)
 
         return execute
 
-    def _with_survivors(self, written: DataFrame, snapshot_id: int) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
+    def _with_survivors(
+        self, written: DataFrame, snapshot_id: int, shape: Shape
+    ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
         """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
 
         None where files may have offsets of several partitions, so that no ranges tell them from others: by the table's
         partitions, or by those of before, which some of its files still have.
         """
         table, session = self.table, self.session
-        if self._cuts > _WHOLE_FILES_TRIED or not table.is_by_kafka_partition(session):
+        if self._cuts > _WHOLE_FILES_TRIED or not shape.is_by_kafka_partition:
             return written, None
         replaced = whole_files(self.ranges, table.files(session, snapshot_id, self.ranges))
         for side in layers(without(replaced, self.ranges)):  # apart, so that no new file spans the batch again
@@ -217,7 +222,7 @@ class TableWrite:
         """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
         check_new(frame.schema.fields, self.table.name)
         written, counted = _counted(inside(frame, self.ranges))
-        schema.create(self.table, written, summary, self.layout)
+        schema.create(self.table, written, self.ranges, summary, self.layout)
         return lambda: _landed(counted)
 
     def _failed(self, error: PySparkException) -> KafkaLivenessError:

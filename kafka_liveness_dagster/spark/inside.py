@@ -67,8 +67,8 @@ def _array(by_partition: Mapping[int, int]) -> str:
 def stray(error: PySparkException) -> str:
     """The row at which a frame failed, as ``topic:partition:offset``; empty when the error is another one.
 
-    Spark gives what was raised in a field. Its text is no place to look: an error of any kind may show the plan, in
-    which the message that a row would have stands too.
+    Spark gives what was raised in a field, or as the cause that an error's text names on a line of its own. The rest
+    of the text is no place to look: an error of any kind may show the plan, in which a row's message stands too.
     """
     said = _raised(error)
     return said.removeprefix(OUTSIDE) if said.startswith(OUTSIDE) else ""

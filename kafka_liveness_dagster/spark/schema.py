@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
+    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.table import IcebergTable
 
 _PROPERTIES = {
     "format-version": "2",
     "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
-    "write.spark.fanout.enabled": "true",
     "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
     # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
     "write.parquet.page-row-limit": "5000",
@@ -43,7 +43,17 @@ _MERGED = {  # where batches are merged: see ``spark.snapshots``
 }
 
 
-def create(table: IcebergTable, frame: DataFrame, summary: Mapping[str, str], layout: Layout = DEFAULT) -> None:
+_MOST_OPEN_FILES = 64
+"""Of a task. Each has buffers of its own: 1,000 in two tasks were more than a Spark server of 1 GB had."""
+
+
+def create(
+    table: IcebergTable,
+    frame: DataFrame,
+    ranges: Sequence[OffsetRange],
+    summary: Mapping[str, str],
+    layout: Layout = DEFAULT,
+) -> None:
     """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
     session, namespace = frame.sparkSession, table.quoted.rpartition(".")[0]
     is_new = _create_namespace(session, namespace)
@@ -54,7 +64,8 @@ def create(table: IcebergTable, frame: DataFrame, summary: Mapping[str, str], la
     for key, value in _properties(layout).items():
         creating = creating.tableProperty(key, value)
     try:
-        creating.options(**write_options(summary)).create()
+        fans_out = layout.is_by_kafka_partition and may_fan_out(ranges)
+        creating.options(**write_options(summary, fans_out=fans_out)).create()
     except PySparkException:
         if is_new:
             with suppress(PySparkException):  # somebody else has a table in it by now
@@ -75,9 +86,7 @@ def _properties(layout: Layout) -> dict[str, str]:
 def _partitioned(by: Field) -> Column:
     if by.transform == "bucket":
         return partitioning.bucket(by.buckets, by.column)
-    transforms = {"years": partitioning.years, "months": partitioning.months,
-                  "days": partitioning.days, "hours": partitioning.hours}  # fmt: skip
-    return transforms[by.transform](by.column) if by.transform else F.col(by.column)
+    return getattr(partitioning, by.transform)(by.column) if by.transform else F.col(by.column)
 
 
 def widened(frame: DataFrame, lacking: Iterable[StructField]) -> DataFrame:
@@ -125,10 +134,24 @@ def add(table: IcebergTable, session: SparkSession, new: Iterable[StructField]) 
         raise table.refused(in_short(error)) from error
 
 
-def write_options(summary: Mapping[str, str]) -> dict[str, str]:
-    """How every write goes, and what it tells in its snapshot's summary."""
+def may_fan_out(ranges: Iterable[OffsetRange]) -> bool:
+    """Whether a task may have a file open for each of Kafka's partitions.
+
+    As the rows come each task has one partition. Where the transform moved them it may have all.
+    """
+    return len({r.topic_partition for r in ranges}) <= _MOST_OPEN_FILES
+
+
+def write_options(summary: Mapping[str, str], *, fans_out: bool = False) -> dict[str, str]:
+    """How every write goes, and what it tells in its snapshot's summary.
+
+    Args:
+        summary: what it tells.
+        fans_out: a task has a file open for each value of the table's partitions; else it sorts its rows by them.
+    """
     properties = {f"snapshot-property.{name}": text for name, text in summary.items()}
-    return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": "true", **properties}
+    fan_out = str(fans_out).lower()
+    return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": fan_out, **properties}
 
 
 def _create_namespace(session: SparkSession, namespace: str) -> bool:

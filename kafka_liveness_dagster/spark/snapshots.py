@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -39,9 +40,11 @@ def overwrite(
     snapshot_id: int | None,
     replaced: Sequence[OffsetRange],
     summary: Mapping[str, str],
+    *,
+    fans_out: bool,
 ) -> None:
     """Put the rows in the place of all files that have these offsets and no others, as seen from a snapshot."""
-    writer = frame.writeTo(table.quoted).options(**write_options(summary))
+    writer = frame.writeTo(table.quoted).options(**write_options(summary, fans_out=fans_out))
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
     writer.overwrite(F.expr(condition(replaced)))
@@ -52,46 +55,52 @@ def append_nothing(frame: DataFrame, table: IcebergTable, summary: Mapping[str, 
     frame.limit(0).writeTo(table.quoted).options(**write_options(summary)).append()
 
 
-def append(
-    frame: DataFrame,
-    table: IcebergTable,
-    ranges: Sequence[OffsetRange],
-    summary: Mapping[str, str],
-    may_go_on: Callable[[], None],
-) -> None:
-    """Add the rows in an ``append`` snapshot, if the table has none of these offsets; it fails when it has."""
-    mine = condition(ranges, of=table.quoted)
-    # A condition on the match itself would have Spark broadcast the batch
-    taken = f"({mine}) AND CASE WHEN {mine} THEN CAST(raise_error('{TAKEN}') AS boolean) ELSE false END"
-    with _summary(frame.sparkSession, summary):
-        may_go_on()  # another may have been waited for
-        merging = frame.mergeInto(table.quoted, F.expr(taken))
-        merging.whenMatched().delete().whenNotMatched().insertAll().merge()
+@dataclass(frozen=True)
+class Merge:
+    """A batch that is committed by a MERGE, precise to the row.
 
-
-def replace(
-    frame: DataFrame,
-    table: IcebergTable,
-    ranges: Sequence[OffsetRange],
-    summary: Mapping[str, str],
-    may_go_on: Callable[[], None],
-) -> None:
-    """Put the rows in the place of all that the table has of these offsets, whatever else is in the same files.
-
-    Each range is a row of the source too, which matches whatever is in it, and which is not inserted.
+    Attributes:
+        frame: its rows.
+        may_go_on: asked when another MERGE of this session was waited for; raises when this one may not be any more.
     """
-    session, target = frame.sparkSession, table.quoted
-    parts = ", ".join(f"('{r.topic}', {r.partition}, {r.start}L, {r.end}L)" for r in merged(ranges))
-    holes = session.sql(f"SELECT * FROM VALUES {parts} AS holes(_topic_gone, _partition_gone, _start_gone, _end_gone)")
-    source = frame.unionByName(holes, allowMissingColumns=True)
-    matches = (
-        f"({condition(ranges, of=target)}) AND {target}.`topic` = _topic_gone AND {target}.`partition` = "
-        f"_partition_gone AND {target}.`offset` >= _start_gone AND {target}.`offset` < _end_gone"
-    )
-    with _summary(session, summary):
-        may_go_on()
-        merging = source.mergeInto(target, F.expr(matches))
-        merging.whenMatched().delete().whenNotMatched(F.expr("_topic_gone IS NULL")).insertAll().merge()
+
+    frame: DataFrame
+    table: IcebergTable
+    ranges: Sequence[OffsetRange]
+    summary: Mapping[str, str]
+    may_go_on: Callable[[], None]
+
+    def append(self) -> None:
+        """Add the rows in an ``append`` snapshot, if the table has none of these offsets; it fails when it has."""
+        # A condition on the match itself would have Spark broadcast the batch
+        taken = f"CASE WHEN {self._mine} THEN CAST(raise_error('{TAKEN}') AS boolean) ELSE false END"
+        self._run(self.frame, taken)
+
+    def replace(self) -> None:
+        """Put the rows in the place of all that the table has of these offsets, whatever else is in the same files.
+
+        Each range is a row of the source too, which matches whatever is in it, and which is not inserted.
+        """
+        target = self.table.quoted
+        parts = ", ".join(f"('{r.topic}', {r.partition}, {r.start}L, {r.end}L)" for r in merged(self.ranges))
+        columns = "_topic_gone, _partition_gone, _start_gone, _end_gone"
+        holes = self.frame.sparkSession.sql(f"SELECT * FROM VALUES {parts} AS holes({columns})")
+        matches = (
+            f"{target}.`topic` = _topic_gone AND {target}.`partition` = _partition_gone "
+            f"AND {target}.`offset` >= _start_gone AND {target}.`offset` < _end_gone"
+        )
+        self._run(self.frame.unionByName(holes, allowMissingColumns=True), matches, inserted="_topic_gone IS NULL")
+
+    @property
+    def _mine(self) -> str:
+        return condition(self.ranges, of=self.table.quoted)
+
+    def _run(self, source: DataFrame, matches: str, inserted: str | None = None) -> None:
+        with _summary(source.sparkSession, self.summary):
+            self.may_go_on()
+            merging = source.mergeInto(self.table.quoted, F.expr(f"({self._mine}) AND {matches}"))
+            if_not = None if inserted is None else F.expr(inserted)
+            merging.whenMatched().delete().whenNotMatched(if_not).insertAll().merge()
 
 
 @contextmanager

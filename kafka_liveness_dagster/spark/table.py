@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
@@ -35,6 +35,18 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 _INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|position_deletes")
 _COLUMNS_WITH_METRICS = 100  # Iceberg's write.metadata.metrics.max-inferred-column-defaults
 _NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
+
+
+class Shape(NamedTuple):
+    """What a table looks like.
+
+    Attributes:
+        columns: the table's own.
+        is_by_kafka_partition: whether no file can hold offsets of two of Kafka's partitions.
+    """
+
+    columns: StructType
+    is_by_kafka_partition: bool
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,8 @@ class IcebergTable:
         """The name as SQL takes it."""
         return ".".join(f"`{part}`" for part in self.name.split("."))
 
-    def columns(self, session: SparkSession) -> StructType | None:
-        """The table's columns, or None when there is no such table yet.
+    def shape(self, session: SparkSession) -> Shape | None:
+        """What the table looks like, or None when there is no such table yet.
 
         Raises:
             TableSchemaError: the table lacks topic, partition or offset, or statistics of them, or has a column with
@@ -88,9 +100,10 @@ class IcebergTable:
         check_key(columns, f"table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
         check_names(columns.names, f"columns of table {self.name}", remedy)
-        if not _is_by_kafka_partition(schema.fields[-1]):
+        shape = Shape(columns, _is_by_kafka_partition(schema.fields[-1]))
+        if not shape.is_by_kafka_partition:
             self._check_bounds(session, columns)
-        return columns
+        return shape
 
     def refused(self, why: str) -> TableSchemaError:
         """The error for rows of types that the table does not take."""
@@ -105,11 +118,11 @@ class IcebergTable:
         return int(found[0]["value"]) if found and found[0]["value"].isdigit() else None
 
     def current(self, session: SparkSession) -> int | None:
-        """The current snapshot, or None while the table has none, or is none; raises as ``columns`` does.
+        """The current snapshot, or None while the table has none, or is none; raises as ``shape`` does.
 
         A query of a table that is missing would fill the log of the run with Spark's complaint.
         """
-        return None if self.columns(session) is None else self.snapshot_id(session)
+        return None if self.shape(session) is None else self.snapshot_id(session)
 
     def refresh(self, session: SparkSession) -> None:
         """Look at the catalog anew: one that caches would show the old snapshot again."""
@@ -166,10 +179,6 @@ class IcebergTable:
                 return None
             raise
         return "a view" if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
-
-    def is_by_kafka_partition(self, session: SparkSession) -> bool:
-        """Whether no file can hold offsets of two of Kafka's partitions."""
-        return _is_by_kafka_partition(session.table(self.quoted).select("_partition").schema.fields[0])
 
     def _check_bounds(self, session: SparkSession, columns: StructType) -> None:
         """Where no partition tells whose offsets a file has, Iceberg decides conflicts by the file's statistics."""

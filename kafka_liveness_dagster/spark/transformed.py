@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _A_METHOD = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
+_BYTES = "sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0))"
 _LAST_MS = (2**63 - 1) // 1000
 """Spark counts microseconds: a later timestamp, of the year 294247, overflows."""
 
@@ -41,6 +43,7 @@ class Transformed:
         ranges: the batch.
         options: of Spark's Kafka source.
         let_pass: exceptions of the transform that are orders to whoever runs it.
+        weighs: Spark sums up what keys and values weigh while it reads them.
     """
 
     transform: Callable[[DataFrame], DataFrame]
@@ -48,6 +51,8 @@ class Transformed:
     ranges: Sequence[OffsetRange]
     options: Mapping[str, str]
     let_pass: tuple[type[Exception], ...] = ()
+    weighs: bool = False
+    _weighed: list[Observation] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
         """Call the transform.
@@ -57,6 +62,9 @@ class Transformed:
             SparkFailedError: the server cannot read from Kafka.
         """
         batch = read(self.session, self.ranges, self.options)
+        if self.weighs:
+            self._weighed[:] = [Observation()]
+            batch = batch.observe(self._weighed[0], F.count(F.lit(1)).alias("records"), F.expr(_BYTES).alias("bytes"))
         try:
             with active(self.session):
                 rows = self.transform(batch)
@@ -80,6 +88,11 @@ class Transformed:
         if rows.sparkSession is not self.session:
             raise self._refused("returned a DataFrame of another Spark session", "make it of the batch it is given")
         return rows
+
+    def mean_bytes(self) -> float | None:
+        """Key and value of a record, in bytes; None while none was read, or where they are not weighed."""
+        told = self._weighed[0].get if self._weighed else {}
+        return told["bytes"] / told["records"] if told.get("records") else None
 
     def unreadable(self, error: PySparkException) -> UnreadableRecordError | None:
         """The record at which Spark's Kafka source failed, by name; None for other errors. Reads the batch again."""

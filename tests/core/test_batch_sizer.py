@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS, BatchSizer, PoisonedOffsetError
+from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS, LARGEST_RECORD_BYTES, BatchSizer, PoisonedOffsetError
 from kafka_liveness_dagster.core.fairness import Batch, plan
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 
@@ -30,6 +30,20 @@ def test_the_ceiling_is_never_exceeded():
     for bound in (60, 100, 100):
         sizer.in_time(batch((0, 60)), 30.0)
         assert sizer.bound == bound
+
+
+def test_a_batch_weighs_what_it_may():
+    """By what the records before weighed: heavier ones count at once, lighter ones half."""
+    sizer = BatchSizer(1_000, most_bytes=10 * LARGEST_RECORD_BYTES)
+    assert sizer.bound == 10, "as if each were the largest that Kafka takes"
+    for record_bytes, bound in [(None, 10), (50_000, 209), (100_000, 104), (50_000, 139), (10, 279), (0, 559)]:
+        sizer.in_time(batch((0, 10)), 1.0, record_bytes)
+        assert sizer.bound == bound
+    sizer.in_time(batch((0, 10)), 1.0, 10**9)
+    assert sizer.bound == 1
+    for _ in range(40):
+        sizer.in_time(batch((0, 10)), 1.0, 0)
+    assert sizer.bound == 1_000, "records without key and value weigh a byte"
 
 
 BUDGET = 60.0

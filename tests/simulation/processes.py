@@ -184,7 +184,8 @@ class LiveRun(RunWorker):
         context: Any = SimpleNamespace(log=LOG, instance=None, run=run)
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
-            next_batch = _until_idle(consumer, IDLE_SECONDS, Waiting(consumer, context))
+            commit_every = self.world.scenario.commit_every
+            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, context))
             pipeline.run(consumer, next_batch, LOG, self._quarantined)
             oracle.check_idle(self.world, self)
 

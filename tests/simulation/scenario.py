@@ -45,6 +45,11 @@ class Scenario:
     slow_batches: float = 0.0
     is_about_rebalances: bool = False
 
+    @property
+    def commit_every(self) -> float:
+        """How long what came may wait for its batch, in seconds: where batches may be large."""
+        return 3.0 if self.max_poll_records == 50 else 0.0
+
     @classmethod
     def random(cls, rng: Random, *, of_rebalances: float = 0.3) -> Scenario:
         """Mostly with the mode on; at times with room for two or three owed ranges only."""

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
 from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
 
 from kafka_liveness_dagster.core.ledger_text import decode
+from kafka_liveness_dagster.spark.table import Shape
 from tests.simulation.scheduler import Killed, clock
 from tests.simulation.table import Line
 
@@ -97,10 +99,10 @@ class SeenTable:
         self._table: SimulatedTable = self.process.world.table
         self.name, self.quoted = self._table.name, self._table.quoted
 
-    def columns(self, _session: object) -> tuple[()]:
+    def shape(self, _session: object) -> Shape:
         """It is always there."""
         clock.point(0.1)
-        return ()
+        return Shape(StructType(), is_by_kafka_partition=True)
 
     def snapshot_id(self, _session: object) -> int | None:
         """The current one."""
@@ -119,10 +121,13 @@ class Frame:
     """The rows of a batch; as ``spark.transformed.Transformed`` makes them."""
 
     def __init__(
-        self, _transform: object, session: Session, ranges: Sequence[OffsetRange], _options: object, _pass: object
+        self, _transform: object, session: Session, ranges: Sequence[OffsetRange], _options: object, *_: object
     ) -> None:
         me: Any = getcurrent()
         self.session, self.ranges, self.planned = session, ranges, me.process.topic_id
+
+    def mean_bytes(self) -> None:
+        """Nobody weighs."""
 
     def __call__(self) -> Frame:
         """The transform's turn."""
@@ -131,7 +136,7 @@ class Frame:
 
 
 def overwrite(
-    frame: Frame, table: SeenTable, snapshot_id: int | None, _replaced: object, told: Mapping[str, str]
+    frame: Frame, table: SeenTable, snapshot_id: int | None, _replaced: object, told: Mapping[str, str], **_: object
 ) -> None:
     """As ``spark.iceberg`` has Spark replace the ranges."""
     process, world = table.process, table.process.world
