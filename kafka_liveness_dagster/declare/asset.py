@@ -10,7 +10,16 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.declare.definitions import KafkaAsset
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
-from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Iceberg, Membership, Offsets, ResourceKeys, Watch
+from kafka_liveness_dagster.settings.groups import (
+    Batching,
+    CrashLag,
+    Iceberg,
+    Maintenance,
+    Membership,
+    Offsets,
+    ResourceKeys,
+    Watch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +71,7 @@ def kafka_asset(
     membership: Membership = Membership(),
     watch: Watch = Watch(),
     iceberg: Iceberg = Iceberg(),
+    maintenance: Maintenance = Maintenance(),
     resources: ResourceKeys = ResourceKeys(),
     group_name: str | None = None,
 ) -> Callable[[Callable[..., Any]], KafkaAsset]:
@@ -90,6 +100,7 @@ def kafka_asset(
         membership: how a live run is a member of its group: when it counts as alive, and under which name.
         watch: what the sensor watches for, how often, and what it starts.
         iceberg: whether streams can read the table, and how it is partitioned and sorted when it is created.
+        maintenance: when the table's files are compacted and its old snapshots expired.
         resources: under which keys the code location has the Kafka and the Spark resource.
         group_name: Dagster's asset group.
 
@@ -116,6 +127,7 @@ def kafka_asset(
                 membership=membership,
                 watch=watch,
                 iceberg=iceberg,
+                maintenance=maintenance,
                 resources=resources,
                 group_name=group_name,
             )

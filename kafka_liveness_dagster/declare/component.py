@@ -38,6 +38,7 @@ from kafka_liveness_dagster.settings.groups import (
     Batching,
     CrashLag,
     Iceberg,
+    Maintenance,
     Membership,
     Offsets,
     ResourceKeys,
@@ -102,6 +103,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     membership: Annotated[Membership, group_in_yaml(Membership)] = _setting("membership")
     watch: Annotated[Watch, group_in_yaml(Watch)] = _setting("watch")
     iceberg: Annotated[Iceberg, group_in_yaml(Iceberg)] = _setting("iceberg")
+    maintenance: Annotated[Maintenance, group_in_yaml(Maintenance)] = _setting("maintenance")
     resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting("resources")
     group_name: Annotated[str | None, _READ] = _setting("group_name")
     kafka: Annotated[KafkaLivenessResource | None, resource_in_yaml(KafkaLivenessResource)] = Field(

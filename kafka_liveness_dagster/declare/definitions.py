@@ -12,6 +12,7 @@ from typing import Any, cast
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.declare.maintenance import maintenance_of
 from kafka_liveness_dagster.lanes.lanes import run_catch_up, run_live
 from kafka_liveness_dagster.runs.tags import MAX_BATCH_SECONDS, lane_tags
 from kafka_liveness_dagster.sensor.checks import GroupChecks
@@ -26,7 +27,7 @@ class KafkaAsset:
     """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function.
 
     Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
-    ``crash_lag_job``, ``checks``, ``checks_job``, ``sensor``. ``settings`` is what was declared of it.
+    ``crash_lag_job``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. ``settings`` is what was declared of it.
     """
 
     def __init__(self, settings: KafkaAssetSettings) -> None:
@@ -69,6 +70,7 @@ class KafkaAsset:
             assets=[*topics, self.live, self.crash_lag],
             asset_checks=[self.checks],
             jobs=[self.live_job, self.crash_lag_job, self.checks_job],
+            schedules=[self.maintenance] if self.maintenance else [],
             sensors=[self.sensor],
         )
 
@@ -139,6 +141,11 @@ class KafkaAsset:
         """Evaluates ``checks``, for a schedule of your own; the sensor does so without it."""
         selection = dg.AssetSelection.checks(self.checks)
         return dg.define_asset_job(f"{self.name}_checks_job", selection, executor_def=dg.in_process_executor)
+
+    @cached_property
+    def maintenance(self) -> dg.ScheduleDefinition | None:
+        """Keeps the table small, when it is switched on; None where there is no table."""
+        return maintenance_of(self.settings) if self.settings.table else None
 
     @cached_property
     def sensor(self) -> dg.SensorDefinition:

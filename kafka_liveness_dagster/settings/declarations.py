@@ -19,7 +19,16 @@ from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
 from kafka_liveness_dagster.settings.declared import Declared
-from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Iceberg, Membership, Offsets, ResourceKeys, Watch
+from kafka_liveness_dagster.settings.groups import (
+    Batching,
+    CrashLag,
+    Iceberg,
+    Maintenance,
+    Membership,
+    Offsets,
+    ResourceKeys,
+    Watch,
+)
 
 MOST_IN_FLIGHT = 2
 
@@ -50,6 +59,7 @@ class KafkaAssetSettings(Declared):
     membership: Annotated[Membership, kinds.MADE]
     watch: Annotated[Watch, kinds.MADE]
     iceberg: Annotated[Iceberg, kinds.MADE]
+    maintenance: Annotated[Maintenance, kinds.MADE]
     resources: Annotated[ResourceKeys, kinds.MADE]
     group_name: kinds.GroupName | None
 
@@ -65,10 +75,10 @@ class KafkaAssetSettings(Declared):
                 f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
                 f"in_flight={self.batching.in_flight} of batching out"
             )
-        if self.sink is not None and (changed := self.iceberg.changed()):
-            yield (
-                f"asset {self.name} has a sink of its own, which knows no {', '.join(changed)} of iceberg: leave it out"
-            )
+        for group in ("iceberg", "maintenance") if self.sink is not None else ():
+            if changed := getattr(self, group).changed():
+                known = ", ".join(changed)
+                yield f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it out"
         if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
             yield (
                 f"asset {self.name} has one group_instance_id for {self.watch.max_live_runs} live runs: each would put "
@@ -79,7 +89,7 @@ class KafkaAssetSettings(Declared):
                 f"resources.kafka and resources.spark of asset {self.name} are both {self.resources.kafka!r}: "
                 "one resource cannot be both"
             )
-        own = [f"{self.name}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job")]
+        own = [f"{self.name}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")]
         if twice := [job.name for job in self.watch.event_jobs if job.name in own]:
             its = " and ".join(twice)
             yield f"watch.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"

@@ -152,6 +152,24 @@ class Iceberg(Group):
     """Iceberg's table properties, like ``write.target-file-size-bytes``; they come before this package's own."""
 
 
+class Maintenance(Group):
+    """How the table is kept small, beside both lanes. Switched on in the UI, or by ``default_status``."""
+
+    cron_schedule: kinds.Cron = "17 * * * *"
+    """When, in UTC; every hour unless set."""
+    default_status: kinds.ScheduleStatus = dg.DefaultScheduleStatus.STOPPED
+    """``RUNNING`` starts the schedule with the code location; else switch it on in the UI."""
+    min_files: kinds.Files = 20
+    """From so many small files of one partition of the table on they are compacted: rarer, and less is rewritten
+    twice. What either lane may still write again is left as it is."""
+    max_snapshot_age_seconds: kinds.Seconds = 432_000.0
+    """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there."""
+    max_snapshots: kinds.Count = 1_000
+    """Of younger ones those beyond so many, when they are an hour old: each commit writes all of them again."""
+    orphan_file_age_seconds: kinds.OrphanAge | None = 259_200.0
+    """Files that no snapshot has are deleted after 3 days; None leaves them, and the store is not listed."""
+
+
 class ResourceKeys(Group):
     """Under which keys the code location has the two resources."""
 

@@ -29,6 +29,7 @@ VARIABLES = (dg.EnvVar, type(dg.EnvVar.int("ANY")))
 """What stands for an environment variable: the name as a text, or 0, to whoever does not look it up."""
 _MOST = 2**31 - 1  # the integers of Kafka's protocol and of GraphQL end there
 _MOST_SECONDS = 10**9  # 31 years: nobody means more, and timers end somewhere beyond
+_A_DAY_SECONDS = 86_400
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _MOST_OF_A_NAME = 200  # with what is put behind it, and as a key of assets, it fits into Dagster's databases
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")
@@ -145,6 +146,15 @@ def _is_range(r: OffsetRange) -> bool:
     return whole and names.TOPIC.fits(r.topic) and r.partition <= MAX_PARTITION and r.end <= MAX_OFFSET
 
 
+def _is_cron(text: str) -> bool:
+    """Dagster decides."""
+    try:
+        dg.ScheduleDefinition(name="asks", target="*", cron_schedule=text)
+    except dg.DagsterInvalidDefinitionError:
+        return False
+    return True
+
+
 def _has_named_partitions(asset: dg.AssetsDefinition) -> bool:
     partitions = asset.partitions_def
     return isinstance(partitions, dg.DynamicPartitionsDefinition) and partitions.name is not None
@@ -153,6 +163,7 @@ def _has_named_partitions(asset: dg.AssetsDefinition) -> bool:
 Flag = Annotated[bool, Wanted("True or False")]
 Count = Annotated[int, Ge(1), Le(_MOST), Wanted(f"a whole number from 1 to {_MOST:,}")]
 Bytes = Annotated[int, Ge(1), Le(2**63 - 1), Wanted("a whole number of bytes, at least 1")]
+Files = Annotated[int, Ge(2), Le(_MOST), Wanted(f"a whole number of files from 2 to {_MOST:,}")]
 Records = Annotated[Count | Literal["auto"], Wanted(f"a whole number from 1 to {_MOST:,}, or 'auto'")]
 InFlight = Annotated[
     int, Ge(1), Le(2), Wanted("1 or 2: more would keep Spark no busier, and a crash would repeat them all")
@@ -203,6 +214,14 @@ SortFields = Annotated[tuple[Annotated[str, a(SORT_FIELD)], ...], BeforeValidato
 Properties = Annotated[dict[str, str], Wanted("names of Iceberg's table properties, each with its value as text")]
 Jobs = Annotated[Sequence[Job], BeforeValidator(_some("a list of jobs"))]
 Policy = Annotated[InstanceOf[dg.BackfillPolicy], Wanted("a dg.BackfillPolicy")]
+ScheduleStatus = Annotated[dg.DefaultScheduleStatus, Wanted("a dg.DefaultScheduleStatus: RUNNING or STOPPED")]
+Cron = Annotated[str, Wanted("a cron expression like '17 * * * *', or a word like '@daily'", _is_cron)]
+OrphanAge = Annotated[
+    float,
+    Ge(_A_DAY_SECONDS),
+    Le(_MOST_SECONDS),
+    Wanted(f"a number of seconds from {_A_DAY_SECONDS:,} (a day) on: younger files may be of a batch that is written"),
+]
 SensorStatus = Annotated[dg.DefaultSensorStatus, Wanted("a dg.DefaultSensorStatus: RUNNING or STOPPED")]
 CrashLagAsset = Annotated[
     InstanceOf[dg.AssetsDefinition],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.spark.table import IcebergTable
 
-_WROTE, _HAD, _SINCE = (f"kafka-liveness.{word}" for word in ("wrote", "had", "since"))
+_WROTE, _HAD, SINCE = (f"kafka-liveness.{word}" for word in ("wrote", "had", "since"))
 ANSWER_SECONDS = 25.0
 _NEWEST = 128
 """Snapshots that a look asks for at first: writers sum up more often than that."""
@@ -113,7 +113,7 @@ class TableLedger:
         had = encode(self._with_known(), complete=self._says.complete)
         summary = {_WROTE: encode(wrote)}
         if self._since is not None and (len(had) <= LONG or self._since == snapshot_id):
-            summary |= {_HAD: had, _SINCE: str(self._since)}
+            summary |= {_HAD: had, SINCE: str(self._since)}
         return summary
 
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
@@ -203,7 +203,7 @@ class TableLedger:
     def _all(self, session: SparkSession, snapshot_id: int) -> tuple[Mapping[int, Snapshot], Lineage]:
         """All snapshots, but texts only of those that count."""
         snapshots = _snapshots(
-            self._query(session, f"SELECT snapshot_id, parent_id, '', '', summary['{_SINCE}'] FROM {{}}")
+            self._query(session, f"SELECT snapshot_id, parent_id, '', '', summary['{SINCE}'] FROM {{}}")
         )
         found = lineage(snapshots, snapshot_id)
         wanted = ", ".join(map(str, {*found.path, *found.summed_up}))
@@ -222,7 +222,7 @@ class TableLedger:
         return found
 
 
-_TEXTS = f"SELECT snapshot_id, parent_id, summary['{_WROTE}'], summary['{_HAD}'], summary['{_SINCE}']"
+_TEXTS = f"SELECT snapshot_id, parent_id, summary['{_WROTE}'], summary['{_HAD}'], summary['{SINCE}']"
 
 
 def _snapshots(rows: Iterable[Row]) -> dict[int, Snapshot]:

@@ -1,0 +1,76 @@
+"""What does a run of a table's maintenance do? It keeps the table small beside both lanes, and tells what it did."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
+from kafka_liveness_dagster.core.upkeep import settled
+from kafka_liveness_dagster.metadata import number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+    from kafka_liveness_dagster.spark.maintenance import Figures
+
+
+def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -> None:
+    """Compact what is settled, expire old snapshots, remove what nobody has; then show it on the table's asset.
+
+    Raises:
+        KafkaLivenessError: Kafka or Spark refused; both lanes go on, and so does the next maintenance.
+    """
+    from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.maintenance import Maintenance  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+
+    kafka, spark = (getattr(context.resources, key) for key in (asset.resources.kafka, asset.resources.spark))
+    told, table, log = asset.maintenance, IcebergTable(asset.table or ""), context.log
+    session = spark.session()
+    progress = ProgressLog(f"maintenance of {table.name}", time.monotonic(), TELL_EVERY_SECONDS)
+
+    def reported(completed: int, total: int) -> None:
+        if (line := progress.report(completed, total, time.monotonic())) is not None:
+            log.info("%s", line)
+
+    with SparkJob(session, None, reported):
+        if table.current(session) is None:
+            log.info("%s has no snapshot yet: nothing to maintain", table.name)
+            return
+        work = Maintenance(session, table)
+        before = work.figures()
+        for rewritten, into in work.compact(_settled(kafka.cluster(), asset.group_id, asset.topics), told.min_files):
+            if rewritten:
+                log.info("compacted %s into %d", number(rewritten, "file"), into)
+        work.tidy()
+        work.expire(time.time(), max_age=told.max_snapshot_age_seconds, max_snapshots=told.max_snapshots)
+        orphans = None
+        if told.orphan_file_age_seconds is not None:
+            orphans = work.remove_orphans(time.time(), min_age=told.orphan_file_age_seconds)
+        after = work.figures()
+    if work.gave_way:
+        log.warning("gave way to the lanes' commits %s: what is left is done next time", number(work.gave_way, "time"))
+    metadata = {**_shown(before, after), "gave_way": dg.MetadataValue.int(work.gave_way)}
+    if orphans is not None:
+        metadata["orphan_files_removed"] = dg.MetadataValue.int(orphans)
+    context.log_event(dg.AssetObservation(asset.name, description="maintained", metadata=metadata))
+
+
+def _settled(cluster: Cluster, group_id: str, topics: Sequence[str]) -> list[OffsetRange]:
+    """What neither lane writes again, by both commit logs."""
+    facts = cluster.facts(group_id, cluster.partitions(topics))
+    return [OffsetRange(*tp, *span) for tp, one in facts.items() for span in settled(one.committed, one.outstanding)]
+
+
+def _shown(before: Figures, after: Figures) -> dict[str, dg.MetadataValue]:
+    """Each number as it was and as it is."""
+    return {
+        name: dg.MetadataValue.text(f"{was:,} → {now:,}")
+        for name, was, now in zip(before._fields, before, after, strict=True)
+    }
