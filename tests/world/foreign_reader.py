@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -75,6 +76,9 @@ def main(shown, tables, backfilled):
     scanned = db.sql(f"FROM iceberg_scan('{of_ours.metadata_location}', snapshot_from_id={since})")
     return {
         "ours": [name for name in ("kafka_liveness_dagster", "dagster", "confluent_kafka") if find_spec(name)],
+        "versions": {
+            name: version(name) for name in ("pyspark-client", "pyiceberg", "polars", "polars_iceberg", "duckdb")
+        },
         "read": read,
         "before": {
             "spark": sorted(told(time_travel.before_in_spark(session, in_spark, *backfilled).toArrow())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from uuid import uuid4
 
@@ -73,6 +74,21 @@ def rows(found):
 def test_the_readers_have_nothing_of_ours(read):
     """Neither this package nor what it needs, Spark's client aside."""
     assert read["ours"] == []
+
+
+def test_the_page_names_the_versions(read):
+    """Those of each reader stand in its row."""
+    page = (DOCS / "readers.md").read_text(encoding="utf-8")
+    versions = {
+        told.partition(" | ")[0]: told.split(" | ")[1] for told in re.findall(r"^\| (\w.*)$", page, re.MULTILINE)
+    }
+    for reader, names in {
+        "Spark": ["pyspark-client"],
+        "pyiceberg, pandas": ["pyiceberg"],
+        "Polars": ["polars", "polars_iceberg"],
+        "DuckDB": ["duckdb"],
+    }.items():
+        assert [name for name in names if read["versions"][name] not in versions[reader]] == []
 
 
 def test_rows_are_marked_as_deleted_in_each_way(tables, warm_spark):
