@@ -189,7 +189,7 @@ def rows(services: Services) -> Callable[[str], list[dict[str, object]]]:
     """What a table holds, by offset, read without Spark."""
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
 
-    catalog = SqlCatalog("lake", uri=services.catalog_uri, warehouse=services.warehouse)
+    catalog = SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
 
     def read(name: str) -> list[dict[str, object]]:
         found = catalog.load_table(name.partition(".")[2]).scan().to_arrow().to_pylist()

@@ -32,7 +32,10 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("sinks.md", "properties"): "world/test_sinks.py",
     ("ui.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "first_hour/test_first_hour.py",
 }
-OF_THE_READERS_OWN = {("production.md", "spark.sql.extensions")}  # a Spark server and a REST catalog that no test has
+OF_THE_READERS_OWN = {  # a Spark server, a REST catalog and a Trino that no test has
+    ("production.md", "spark.sql.extensions"),
+    ("readers.md", "properties"),
+}
 COMMAND = re.compile(r"\bkafka-liveness ((?:\([^)\n]*\)|[^|&#)\n])+)")
 
 

@@ -50,7 +50,7 @@ class Verdict:
 
 def read_table(services: Services) -> Counter[tuple[int, int, str]]:
     """Every (partition, offset, value) of the table and how often it is there."""
-    catalog = SqlCatalog("lake", uri=services.catalog_uri, warehouse=services.warehouse)
+    catalog = SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
     rows = catalog.load_table(TABLE).scan(selected_fields=("partition", "offset", "order_json")).to_arrow()
     columns = (rows.column(name).to_pylist() for name in ("partition", "offset", "order_json"))
     return Counter(zip(*columns, strict=True))

@@ -107,6 +107,7 @@ def told_to_programs(found: Certificate) -> dict[str, Any]:
         "snapshots": [
             {
                 "snapshot_id": write.snapshot_id,
+                "parent_id": write.parent_id,
                 "committed_at": write.committed_at,
                 "operation": write.operation,
                 "added_rows": write.added_rows,

@@ -75,7 +75,7 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
         return
     click.echo(f"Kafka          {found.bootstrap_servers}")
     click.echo(f"Spark Connect  {found.spark_remote.partition('/;')[0]} (with its token: up --json)")
-    click.echo(f"catalog        {found.catalog_uri}")
+    click.echo(f"catalog        {found.catalog_name}, in {found.catalog_uri}")
     click.echo(f"warehouse      {found.warehouse}")
 
 

@@ -28,6 +28,7 @@ class Write:
     Attributes:
         operation: Iceberg's word: append, overwrite, delete, replace (maintenance).
         text: what its commit told, see ``core.ledger``; empty for somebody else's.
+        parent_id: the table before it; None for the first one. It may be expired.
     """
 
     snapshot_id: int
@@ -36,6 +37,7 @@ class Write:
     added_rows: int
     deleted_rows: int
     text: str = ""
+    parent_id: int | None = None
 
     @property
     def wrote(self) -> dict[TopicPartition, tuple[Span, ...]]:

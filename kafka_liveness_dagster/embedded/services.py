@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import process, state
 from kafka_liveness_dagster.embedded.errors import ServiceNotStartedError
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers
+from kafka_liveness_dagster.embedded.spark_connect import CATALOG
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -39,9 +40,11 @@ class Services:
     spark_remote: str = field(repr=False)
     """``sc://localhost:PORT/;token=…``, a secret; empty when Spark does not run."""
     catalog_uri: str
-    """The Iceberg catalog ``lake`` for pyiceberg's ``SqlCatalog``: ``sqlite:////…``."""
+    """The Iceberg catalog's database for pyiceberg's ``SqlCatalog``: ``sqlite:////…``."""
     warehouse: str
     """Folder of the tables, an absolute path."""
+    catalog_name: str = CATALOG
+    """What the catalog is called in its database: who opens it by another name finds no table."""
 
 
 def ensure(

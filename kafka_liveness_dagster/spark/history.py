@@ -102,5 +102,5 @@ def _snapshot(row: Row) -> Snapshot:
 
 
 def _write(row: Row) -> Write:
-    snapshot_id, _, committed_at, operation, added, deleted, wrote, _ = row
-    return Write(snapshot_id, committed_at, operation or "", int(added or 0), int(deleted or 0), wrote or "")
+    snapshot_id, parent_id, committed_at, operation, added, deleted, wrote, _ = row
+    return Write(snapshot_id, committed_at, operation or "", int(added or 0), int(deleted or 0), wrote or "", parent_id)

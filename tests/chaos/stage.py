@@ -87,7 +87,7 @@ class Stage:
 
     def _has(self, partition, offset):
         """Whether the table has a row of the partition from that offset on; read without Spark."""
-        catalog = SqlCatalog("lake", uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
+        catalog = SqlCatalog(self.judged.catalog_name, uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
         wanted = And(EqualTo("partition", partition), GreaterThanOrEqual("offset", offset))
         with suppress(NoSuchTableError, OperationalError):  # not made yet; or Spark is writing its name
             return catalog.load_table(TABLE).scan(wanted, ("offset",), limit=1).to_arrow().num_rows > 0

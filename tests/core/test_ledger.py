@@ -60,6 +60,23 @@ def test_an_account_is_read_back_from_its_text(accounts):
     assert decode(encode(accounts)) == accounts
 
 
+@pytest.fixture(scope="module")
+def wrote(example):
+    """What docs/readers.md shows."""
+    return example("time_travel").wrote
+
+
+@pytest.mark.parametrize("partitions", [1, 4, 400])
+@given(accounts=ACCOUNTS, spans=SPANS)
+def test_readers_without_this_package_read_the_same(wrote, partitions, accounts, spans):
+    """docs/readers.md says in ten lines which offsets a snapshot wrote, of a long text too."""
+    accounts |= {TopicPartition("wide", number): Account(spans, start=0) for number in range(partitions)}
+    text = encode(accounts)
+    for (topic, partition), account in accounts.items():
+        assert wrote(text, topic, partition) == [tuple(span) for span in account.done]
+    assert wrote(text, "wide", partitions) == wrote(text, "ide", 0) == []
+
+
 def test_a_long_text_is_compressed():
     """A thousand partitions in a few kilobytes: every later metadata file copies it."""
     many = {

@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -33,8 +34,8 @@ def told(shared_home, where):
 
 
 def test_up_prints_one_json_object(told):
-    """Standard output of ``up --json`` is one object with four addresses, whatever was shown meanwhile."""
-    assert list(told) == ["bootstrap_servers", "spark_remote", "catalog_uri", "warehouse"]
+    """Standard output of ``up --json`` is one object with all that clients need, whatever was shown meanwhile."""
+    assert list(told) == ["bootstrap_servers", "spark_remote", "catalog_uri", "warehouse", "catalog_name"]
     assert all(told.values())
 
 
@@ -44,8 +45,11 @@ def test_a_table_written_by_spark_is_read_by_pyiceberg(told, where):
     spark.sql("create namespace lake.shop")
     spark.sql("create table lake.shop.orders using iceberg as select id from range(70, 120)").collect()
     spark.stop()
-    lake = SqlCatalog("lake", uri=told["catalog_uri"], warehouse=told["warehouse"])
+    where_it_is = {"uri": told["catalog_uri"], "warehouse": told["warehouse"]}
+    lake = SqlCatalog(told["catalog_name"], **where_it_is)
     assert lake.load_table("shop.orders").scan().to_arrow().num_rows == 50
+    with pytest.raises(NoSuchTableError):  # a catalog's tables are found by its name
+        SqlCatalog("mine", **where_it_is).load_table("shop.orders")
     assert list(where.iterdir()) == []
 
 

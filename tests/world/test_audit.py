@@ -105,6 +105,7 @@ def test_the_object_has_what_a_program_asks_for(world, audit):
     assert newest["wrote"] == [f"{world.topic}:0:70-120"]
     assert (oldest["wrote"], oldest["added_rows"]) == ([f"{world.topic}:0:0-70"], len(kept(0, 70)))
     assert newest["snapshot_id"] == found["snapshot_id"]
+    assert (newest["parent_id"], oldest["parent_id"]) == (oldest["snapshot_id"], None)
 
 
 def test_a_strangers_commit_is_not_certified(world, audit):

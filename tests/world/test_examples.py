@@ -1,7 +1,8 @@
 """The examples of README and docs/ do what their pages say, on the real broker, Spark and Iceberg.
 
 Each is taken as it stands but for its names: topic, group and table are the test's own. Others are tried elsewhere:
-``orders`` and ``read_table`` in tests/first_hour, ``login`` in test_security, ``delta`` and ``parquet`` in test_sinks.
+``orders`` in tests/first_hour, those of docs/readers.md in test_readers, ``login`` in test_security, ``delta`` and
+``parquet`` in test_sinks.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_what_is_read_since_a_snapshot_is_each_row_once(services, warm_spark, ta
     put(warm_spark, table, orders(10, 30), by="second", layout=layout)
     found = warm_spark.read.option("start-snapshot-id", str(since)).format("iceberg").load(table)
     assert sorted(row["offset"] for row in found.collect()) == list(range(10, 30))
-    catalog = SqlCatalog("lake", uri=services.catalog_uri, warehouse=services.warehouse)
+    catalog = SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
     appended = catalog.load_table(table.partition(".")[2]).incremental_append_scan(from_snapshot_id_exclusive=since)
     assert sorted(appended.to_arrow()["offset"].to_pylist()) == list(range(10, 30))
 
