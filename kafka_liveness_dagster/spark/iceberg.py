@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Observation
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.spark import schema, snapshots
+from kafka_liveness_dagster.spark.counting import count_rows, rows_of
 from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
 from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
@@ -31,7 +30,7 @@ from kafka_liveness_dagster.spark.transformed import Transformed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -172,7 +171,7 @@ class TableWrite:
             return self._created(frame, summary)
         found = fit(frame, shape.columns, table.name)
         frame = inside(schema.widened(frame, found.lacking), ranges)
-        written, counted = _counted(frame)
+        written, counted = count_rows(frame)
         replaced: tuple[OffsetRange, ...] | None = merged(ranges)
         if self._cuts and snapshot_id is not None:
             self.may_go_on()
@@ -188,16 +187,16 @@ class TableWrite:
             if self.layout.snapshots == "append" and not self._is_taken:
                 if not frame.isEmpty():
                     merge.append()
-                    return _landed(counted)
-                if table.has_none(session, ranges):
+                    return self._landed(counted)
+                if table.count(session, ranges) == 0:
                     snapshots.append_nothing(frame, table, summary)
-                    return _landed(None)
+                    return self._landed(counted)
             if replaced is None:
                 merge.replace()
             else:
                 fans_out = shape.is_by_kafka_partition and schema.may_fan_out(replaced)
                 snapshots.overwrite(written, table, snapshot_id, replaced, summary, fans_out=fans_out)
-            return _landed(counted)
+            return self._landed(counted)
 
         return execute
 
@@ -221,9 +220,13 @@ class TableWrite:
     def _created(self, frame: DataFrame, summary: Mapping[str, str]) -> Callable[[], int]:
         """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
         check_new(frame.schema.fields, self.table.name)
-        written, counted = _counted(inside(frame, self.ranges))
+        written, counted = count_rows(inside(frame, self.ranges))
         schema.create(self.table, written, self.ranges, summary, self.layout)
-        return lambda: _landed(counted)
+        return lambda: self._landed(counted)
+
+    def _landed(self, counted: Observation) -> int:
+        failpoint(Failpoint.AFTER_TABLE_COMMIT)
+        return rows_of(counted, self.session, self.table, self.ranges)
 
     def _failed(self, error: PySparkException) -> KafkaLivenessError:
         """Spark's error as one of ours, when nothing can be tried again."""
@@ -237,14 +240,3 @@ class TableWrite:
             "of the batch or nothing, no offset of it was committed, and it comes again; mend the transform or what "
             "the reason names, the server's log has the rest"
         )
-
-
-def _counted(frame: DataFrame) -> tuple[DataFrame, Observation]:
-    """The rows, and who knows their number when they are written."""
-    counted = Observation()
-    return frame.observe(counted, F.count(F.lit(1)).alias("rows")), counted
-
-
-def _landed(counted: Observation | None) -> int:
-    failpoint(Failpoint.AFTER_TABLE_COMMIT)
-    return 0 if counted is None else int(counted.get.get("rows", 0))  # none when Spark saw that the frame is empty

@@ -136,9 +136,9 @@ class IcebergTable:
         """The rows as they were at a snapshot."""
         return session.sql(f"SELECT * FROM {self.quoted} VERSION AS OF {snapshot_id}")
 
-    def has_none(self, session: SparkSession, ranges: Iterable[OffsetRange]) -> bool:
-        """Whether the table has no row of these offsets."""
-        return bool(session.table(self.quoted).where(condition(ranges)).isEmpty())
+    def count(self, session: SparkSession, ranges: Iterable[OffsetRange]) -> int:
+        """How many rows the table has of these offsets."""
+        return int(session.table(self.quoted).where(condition(ranges)).count())
 
     def files(self, session: SparkSession, snapshot_id: int, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
         """First to last offset of each data file that a snapshot has in the partitions of ``ranges``.

@@ -112,9 +112,9 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (iceberg, "fit", lambda *_: _FITS),
     (iceberg, "inside", lambda frame, _ranges: frame),
     (iceberg, "schema", SimpleNamespace(widened=lambda frame, _lacking: frame)),
-    (iceberg, "_counted", lambda frame: (frame, frame)),
+    (iceberg, "count_rows", lambda frame: (frame, frame)),
     (iceberg, "snapshots", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None)),
-    (iceberg, "_landed", lambda frame: sum(r.size for r in frame.ranges)),
+    (iceberg, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
     (core_ledger, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),

@@ -93,7 +93,7 @@ class RealDagster:
         with self._log.open("wb") as log:
             self._webserver = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=subprocess.STDOUT)
         try:
-            wait_for(lambda: self._answers(port))
+            wait_for(lambda: self._answers(port), 3 * PATIENCE)  # 25 processes for two cores held it up for 60 s
             self.ui = DagsterGraphQLClient("127.0.0.1", port_number=port)
         except BaseException:
             self.__exit__()

@@ -63,6 +63,12 @@ def topic(services, make_topic, produce):
     return name
 
 
+def test_rows_are_counted_also_where_spark_does_not_say(spark, table, monkeypatch):
+    """A busy server sends no count of what it wrote: five rows are not none."""
+    monkeypatch.setattr("pyspark.sql.connect.observation.Observation.get", {})
+    assert [put(spark, table, orders(start, start + 5)).rows for start in (0, 5, 0)] == [5, 5, 5]
+
+
 def test_exactly_the_records_of_the_range_are_in_the_table(services, spark, topic, table, rows):
     """From Kafka to a table that did not exist: each offset of the batch once, with its value."""
     ranges = [OffsetRange(topic, 0, 70, 120)]
