@@ -36,6 +36,7 @@ GROUPS = {
     "membership": kl.Membership,
     "watch": kl.Watch,
     "iceberg": kl.Iceberg,
+    "maintenance": kl.Maintenance,
     "resources": kl.ResourceKeys,
 }
 PROJECT = """
@@ -160,6 +161,10 @@ def test_every_setting_arrives(project, monkeypatch):
             "snapshots": "append", "partition_by": ["days(placed_at)"], "sort_by": ["id DESC"],
             "table_properties": {"format-version": "3"},
         },
+        "maintenance": {
+            "cron_schedule": "@daily", "default_status": "RUNNING", "min_files": 5, "max_snapshots": 50,
+            "max_snapshot_age_seconds": 3600.0, "orphan_file_age_seconds": 86_400.0,
+        },
         "resources": {"kafka": "k", "spark": "s"},
         "group_name": "shop", "name": "web_orders", "topics": "orders",
     }  # fmt: skip
@@ -173,6 +178,7 @@ def test_every_setting_arrives(project, monkeypatch):
     write(project, **told, **EMBEDDED)
     load(project)
     told["watch"]["default_status"] = dg.DefaultSensorStatus.RUNNING
+    told["maintenance"]["default_status"] = dg.DefaultScheduleStatus.RUNNING
     groups = {name: group(**told[name]) for name, group in GROUPS.items()}
     wanted = {**ORDERS, **told, **groups, "sink": None}
     assert heard == {name: value for name, value in wanted.items() if name != "sql"}

@@ -32,6 +32,8 @@ _PROPERTIES = {
     # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
     "write.parquet.page-row-limit": "5000",
     "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
+    "write.metadata.previous-versions-max": "20",
+    "write.metadata.compression-codec": "gzip",  # each commit writes all snapshots' summaries again
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
 _MERGED = {  # where batches are merged: see ``spark.snapshots``

@@ -91,6 +91,17 @@ def test_a_stream_copies_what_is_new(run, example, table, warm_spark, tmp_path):
     assert partition == ["placed_at_day"]
 
 
+def test_a_minutely_lane_commits_once_and_is_maintained(run, example, table, rows):
+    """What waits is one batch when its time has come: the example's is a minute, which is none of a test's."""
+    shown = example("minutely")
+    batching = {"commit_every": 0.5}
+    done = run(shown, "orders_maintenance_job", table=table, batching=batching)
+    [told] = [event.asset_observation_data.asset_observation for event in done.all_events if event.is_asset_observation]
+    assert told.metadata["snapshots"].value.startswith("1 → ")
+    assert [row["offset"] for row in rows(table)] == [0, 1]
+    assert shown.orders.maintenance.default_status is dg.DefaultScheduleStatus.RUNNING
+
+
 def test_a_database_replaces_and_testifies(run, example, topic, tmp_path, warm_spark):
     """A batch with other bounds replaces its offsets alone, a fenced one nothing; it says which offsets it holds."""
     sink, calls = example("database").DatabaseSink(tmp_path / "orders.db"), itertools.count(1)
