@@ -104,9 +104,10 @@ def _harass(stage, told, arguments):
 def _run(arguments, home):
     protocol = "classic" if arguments.seed % 2 == 0 else "consumer"
     catch_up = "sensor" if arguments.seed // 2 % 2 else "people"
+    snapshots = "append" if arguments.seed // 4 % 2 else "overwrite"
     told = _Told()
-    told(f"seed {arguments.seed}: {protocol} protocol, crash lag done by {catch_up}; everything is in {home}")
-    with Stage(home, protocol, catch_up, arguments.rate) as stage:
+    told(f"seed {arguments.seed}: {protocol} protocol, {snapshots} snapshots, crash lag done by {catch_up}; in {home}")
+    with Stage(home, protocol, catch_up, snapshots, arguments.rate) as stage:
         told("broker, Spark, feed and Dagster are started")
         warm = stage.seconds_to_fresh(_WARM_UP)
         if warm is None:

@@ -1,6 +1,7 @@
 """The code location that is harassed: the README's pipeline with two live runs, and times so short that much fits.
 
-``dagster dev -f`` gets a copy of it. Who starts it says the group protocol and who does the crash lag.
+``dagster dev -f`` gets a copy of it. Who starts it says the group protocol, who does the crash lag, and whether new
+offsets are appended. The table is maintained every minute.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
     max_batch_seconds=BUDGET,
     enable_parallel_rebalance=True,
     crash_lag=kl.CrashLag(auto_catch_up=os.environ.get("CHAOS_CATCH_UP") == "sensor"),
+    iceberg=kl.Iceberg(snapshots=os.environ.get("CHAOS_SNAPSHOTS", "overwrite")),
+    maintenance=kl.Maintenance(
+        cron_schedule="* * * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        min_files=2,
+        max_snapshot_age_seconds=60.0,
+    ),
     watch=kl.Watch(max_live_runs=2, default_status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch):

@@ -32,9 +32,10 @@ _LOOK_SECONDS = 0.5
 class Stage:
     """Use it as a context manager: nothing that was started here outlives it, stopped processes included."""
 
-    def __init__(self, home, protocol, catch_up, rate):
+    def __init__(self, home, protocol, catch_up, snapshots, rate):
         self.home, self._protocol, self._rate = home, protocol, rate
-        os.environ |= {"KAFKA_LIVENESS_HOME": str(home), "CHAOS_PROTOCOL": protocol, "CHAOS_CATCH_UP": catch_up}
+        os.environ |= {"KAFKA_LIVENESS_HOME": str(home), "CHAOS_PROTOCOL": protocol}
+        os.environ |= {"CHAOS_CATCH_UP": catch_up, "CHAOS_SNAPSHOTS": snapshots}
         self._left = ExitStack()
 
     def __enter__(self):

@@ -71,8 +71,8 @@ def ends_of_runs(stage):
     """How the runs ended, and by which errors: what a fault may do, and what it may not."""
     instance, ends, errors = stage.dev.instance, Counter(), Counter()
     for run in instance.get_runs():
-        lane = "live" if run.job_name == "orders_job" else "catch-up"
-        ends[f"{lane} {run.status.value.lower()}"] += 1
+        what = {"orders_job": "live", "orders_maintenance_job": "maintenance"}.get(run.job_name, "catch-up")
+        ends[f"{what} {run.status.value.lower()}"] += 1
         for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
             error = entry.dagster_event.step_failure_data.error
             while error is not None and error.cause is not None:
