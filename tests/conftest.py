@@ -38,6 +38,7 @@ LONGEST = (  # minutes each
     "test_first_hour",
     "test_second_half",
     "test_kill_matrix",
+    "test_rest_and_s3",
     "test_silent_spark",
     "test_silent_broker",
     "test_chaos",

@@ -12,12 +12,13 @@ from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.embedded import doctor
 from kafka_liveness_dagster.spark.errors import StorageError, TableUnreadableError
+from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.table import IcebergTable
 from tests.stores.conftest import IMPATIENT
 from tests.world import test_audit, test_layouts, test_spark_iceberg, test_table_ledger
 from tests.world.forgetful import Forgetful, kept
-from tests.world.test_spark_iceberg import held, once, orders, put
+from tests.world.test_spark_iceberg import frame, held, once, orders, put
 
 TOLD_ONCE_MORE = (
     test_spark_iceberg.test_exactly_the_records_of_the_range_are_in_the_table,
@@ -28,12 +29,8 @@ TOLD_ONCE_MORE = (
     test_spark_iceberg.test_a_range_that_cuts_through_files_is_rewritten_exactly,
     test_spark_iceberg.test_compaction_in_between_changes_nothing,
     test_spark_iceberg.test_columns_come_and_go,
-    test_layouts.test_a_replay_replaces_what_was_there_wherever_it_lies,
-    test_layouts.test_a_stream_reads_each_row_once,
     test_layouts.test_what_is_read_since_a_snapshot_is_each_row_once,
-    test_layouts.test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it,
     test_layouts.test_each_snapshot_says_what_it_wrote_however_it_is_committed,
-    test_layouts.test_a_table_of_somebody_elses_with_more_columns_and_rows,
     test_layouts.test_partitions_that_somebody_changed_since,
     test_table_ledger.test_what_was_rolled_away_and_expired_is_not_told_on,
     test_audit.test_a_life_with_a_crash_is_certified,
@@ -60,6 +57,29 @@ def shaky(to_rest, to_s3):
 def is_commit(method, path):
     """Whether a request is a commit to a table that is called ``orders``."""
     return method == "POST" and path.endswith("/tables/orders")
+
+
+@pytest.mark.parametrize("name", ["by Kafka's partitions", "by nothing"])
+def test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, name):
+    """Whole files are replaced, and rows in files that are shared."""
+    test_layouts.test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, name)
+
+
+@pytest.mark.parametrize("name", ["by Kafka's partitions", "by bucket, overwritten"])
+def test_of_two_writers_of_the_same_offsets_one_lands(services, warm_spark, table, name):
+    """Where ranges are appended, and where they are overwritten."""
+    told = test_layouts.test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it
+    told(services, warm_spark, table, name)
+
+
+def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed):
+    """Of two lanes that write at the same time."""
+    test_layouts.test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, "by day")
+
+
+def test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table):
+    """Evolved while the lane runs."""
+    test_layouts.test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table, "merge-on-read")
 
 
 def test_the_files_are_where_they_are_said_to_be(stores, warm_spark, table, catalog):
@@ -162,6 +182,42 @@ def test_a_namespace_that_may_not_be_made(warm_spark, table, catalog, shaky):
     catalog.create_namespace(outer)
     catalog.create_namespace((outer, inner))
     assert put(warm_spark, same, orders(0, 10)).rows == 10
+
+
+def test_a_catalog_that_shows_the_newest_snapshot_alone(warm_spark, table, rows, shaky):
+    """Nessie's REST did: writers are told apart all the same, and the table says that it cannot tell all."""
+    same = table.replace("depot.", "shaky.")
+    shaky[0].changes = newest_snapshot_alone
+    ledger = TableLedger(IcebergTable(same), lambda: warm_spark)
+    for start in (0, 10, 20):
+        put(warm_spark, same, orders(start, start + 10), ledger=ledger)
+    others = [orders(30, 40), orders(40, 50)]
+
+    def make():
+        while others:
+            put(warm_spark, table, others.pop(), by="other")
+        return frame(warm_spark, orders(10, 20), orders(40, 50), by="ours")
+
+    done = write(warm_spark, same, [orders(10, 20), orders(40, 50)], make, ledger=ledger)
+    assert done.attempts == 2
+    expected = once("first", 0, 10) | once("ours", 10, 20) | once("first", 20, 30) | once("other", 30, 40)
+    assert held(rows(table)) == expected | once("ours", 40, 50)
+    assert len(warm_spark.sql(f"SELECT * FROM {same}.snapshots").collect()) == 1
+    asked = TopicPartition("orders", 3)
+    assert not TableLedger(IcebergTable(same), lambda: warm_spark).accounts([asked])[asked].complete
+
+
+def newest_snapshot_alone(body):
+    """A table's metadata without the history that led to it."""
+    if b'"current-snapshot-id"' not in body:
+        return body
+    told = json.loads(body)
+    metadata = told["metadata"]
+    for history in ("snapshots", "snapshot-log"):
+        metadata[history] = [
+            one for one in metadata.get(history, ()) if one["snapshot-id"] == metadata["current-snapshot-id"]
+        ]
+    return json.dumps(told).encode()
 
 
 def test_namespaces_are_made_from_the_outside(warm_spark, table, shaky):

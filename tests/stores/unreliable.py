@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
 _OF_THE_CONNECTION = ("connection", "transfer-encoding", "content-length", "keep-alive")
+_NOT_PASSED_ON = (*_OF_THE_CONNECTION, "expect", "accept-encoding")  # so that bodies can be read here
 
 
 class Unreliable:
@@ -21,6 +22,7 @@ class Unreliable:
 
     Attributes:
         fails: told method and path; the status to answer with instead, 0 to close the connection, None to pass it on.
+        changes: told an answer's body; the body to give in its place.
         loses: told method and path; whether the answer is kept back and the connection closed.
         asked: what came, for tests to count.
     """
@@ -36,6 +38,7 @@ class Unreliable:
     def mend(self):
         """From now on all comes through."""
         self.fails, self.loses = lambda _method, _path: None, lambda _method, _path: False
+        self.changes = lambda body: body
 
     @property
     def url(self):
@@ -86,12 +89,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in (*_OF_THE_CONNECTION, "expect"):
+                if name.lower() not in _NOT_PASSED_ON:
                     connection.putheader(name, value)
             connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
             answer = connection.getresponse()
-            content = answer.read()
+            content = self.proxy.changes(answer.read())
         finally:
             connection.close()
         if self.proxy.loses(self.command, self.path):
