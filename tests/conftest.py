@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
+    from pyiceberg.catalog import Catalog
     from pyspark.sql import SparkSession
 
     from kafka_liveness_dagster.declare.definitions import KafkaAsset
@@ -37,6 +38,7 @@ LONGEST = (  # minutes each
     "test_first_hour",
     "test_second_half",
     "test_kill_matrix",
+    "test_rest_and_s3",
     "test_silent_spark",
     "test_silent_broker",
     "test_chaos",
@@ -165,7 +167,21 @@ def spark(services: Services) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def warm_spark(spark: SparkSession) -> SparkSession:
+def catalog_name() -> str:
+    """What Spark calls the catalog of the tables."""
+    return "lake"
+
+
+@pytest.fixture
+def catalog(services: Services, catalog_name: str) -> Catalog:
+    """The same catalog, without Spark."""
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
+
+    return SqlCatalog(catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
+
+
+@pytest.fixture(scope="session")
+def warm_spark(spark: SparkSession, catalog_name: str) -> SparkSession:
     """The first batch of a cold Spark server takes many times as long as the others: here it is nobody's.
 
     Nor may it be canceled: an interrupt while Iceberg's classes are initialised leaves the server unable to write.
@@ -173,23 +189,20 @@ def warm_spark(spark: SparkSession) -> SparkSession:
     from kafka_liveness_dagster.core.offsets import OffsetRange  # noqa: PLC0415
     from kafka_liveness_dagster.spark.iceberg import write  # noqa: PLC0415
 
-    ranges, table = [OffsetRange("warm", 0, 0, 1)], f"lake.warm_{uuid4().hex[:8]}.orders"
+    ranges, table = [OffsetRange("warm", 0, 0, 1)], f"{catalog_name}.warm_{uuid4().hex[:8]}.orders"
     write(spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset"))
     return spark
 
 
 @pytest.fixture
-def table() -> str:
+def table(catalog_name: str) -> str:
     """The name of a table that does not exist yet, in a namespace of its own."""
-    return f"lake.shop_{uuid4().hex[:8]}.orders"
+    return f"{catalog_name}.shop_{uuid4().hex[:8]}.orders"
 
 
 @pytest.fixture
-def rows(services: Services) -> Callable[[str], list[dict[str, object]]]:
+def rows(catalog: Catalog) -> Callable[[str], list[dict[str, object]]]:
     """What a table holds, by offset, read without Spark."""
-    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
-
-    catalog = SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
 
     def read(name: str) -> list[dict[str, object]]:
         found = catalog.load_table(name.partition(".")[2]).scan().to_arrow().to_pylist()

@@ -27,13 +27,14 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("component.md", "dg"): "test_component.py",
     ("component.md", "yaml"): "test_component.py",
     ("production.md", "dagster"): "test_production.py",
+    ("production.md", "spark.sql.extensions"): "stores/servers.py",
     ("production.md", "yaml"): "test_production.py",
+    ("readers.md", "yaml"): "stores/servers.py",
     ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",
     ("sinks.md", "properties"): "world/test_sinks.py",
     ("ui.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "first_hour/test_first_hour.py",
 }
-OF_THE_READERS_OWN = {  # a Spark server, a REST catalog and a Trino that no test has
-    ("production.md", "spark.sql.extensions"),
+OF_THE_READERS_OWN = {  # a Trino that no test has
     ("readers.md", "properties"),
 }
 COMMAND = re.compile(r"\bkafka-liveness ((?:\([^)\n]*\)|[^|&#)\n])+)")
@@ -70,7 +71,7 @@ def others():
 
 
 def test_no_fence_is_left_untried():
-    """Each YAML, shell, properties or plain fence has a test, which looks at that page; what has none is named here."""
+    """Each YAML, shell, properties or plain fence has a test, which looks at that page."""
     assert set(others()) == set(TRIED_BY) | OF_THE_READERS_OWN
     for (page, what), test in TRIED_BY.items():
         source = (ROOT / "tests" / test).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ type: {type}
 attributes:
   topics: [{topic}]
   group_id: {topic}-etl
-  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; the first batch creates it
+  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's; the first batch creates it
   # The transform: a SELECT over the batch, or `transform: .module:function` from DataFrame to DataFrame.
   # A row keeps topic, partition and offset; an offset may give none, one or many rows.
   sql: |

@@ -6,6 +6,7 @@ Starts nothing, downloads nothing, writes nothing.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 EMBEDDED = "embedded"
 _KAFKA_SECONDS = 5.0
 _SPARK_SECONDS = 10.0
+_CATALOG_SECONDS = 45.0  # Iceberg itself asks a REST catalog for half a minute
+_CATALOG_SETTING = re.compile(r"spark\.sql\.catalog\.(?P<name>[^.]+)")
 _LIMITS = ("group.min.session.timeout.ms", "group.max.session.timeout.ms")
 _START_THEM = "start it with `kafka-liveness up`"
 
@@ -46,7 +49,7 @@ def examine(bootstrap_servers: str = EMBEDDED, spark_remote: str = EMBEDDED) -> 
         "jars": _jars,
         "kafka": lambda: _kafka(bootstrap_servers),
         "spark": lambda: _spark(spark_remote),
-        "catalog": lambda: _catalog(state.home_folder()),
+        "catalog": lambda: _catalog(spark_remote, state.home_folder()),
     }
     for subject, check in checks.items():
         yield _finding(subject, check)
@@ -119,7 +122,44 @@ def _spark_version(url: str) -> str:
         end(session)
 
 
-def _catalog(home: Path) -> str:
+def _catalog(remote: str, home: Path) -> str:
+    """The embedded catalog's file, and each catalog that the server knows, by whatever name and of whatever kind."""
+    found = [_file(home)] if remote == EMBEDDED else []
+    running = services.running()
+    if url := (running.spark_remote if running else "") if remote == EMBEDDED else remote:
+        found.append(_catalogs(url))
+    return "; ".join(found)
+
+
+def _catalogs(url: str) -> str:
+    from pyspark.errors import PySparkException  # noqa: PLC0415  takes half a second
+
+    from kafka_liveness_dagster.spark.failed import in_short  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.keepers import unreadable  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
+
+    session, name = connect(url, timeout_seconds=_SPARK_SECONDS), ""
+    try:
+        with line_of(session).within(_CATALOG_SECONDS, "it was asked whether its catalogs answer"):
+            named = (_CATALOG_SETTING.fullmatch(row[0]) for row in session.sql("SET").collect())
+            names = sorted(one["name"] for one in named if one)
+            for name in names:
+                session.sql(f"SHOW NAMESPACES IN `{name}`").collect()
+    except PySparkException as error:
+        raise unreadable(error, name) or UnhealthyError(
+            f"the server cannot ask catalog {name} ({in_short(error)}): mend its settings spark.sql.catalog.{name}.*"
+        ) from None
+    finally:
+        end(session)
+    if not names:
+        raise UnhealthyError(
+            "the server knows no catalog for tables: set spark.sql.catalog.<name> (docs/production.md)"
+        )
+    return f"{', '.join(names)} answered Spark"
+
+
+def _file(home: Path) -> str:
     file = home / "catalog.db"
     if not file.exists():
         return f"{file} is made with the first table"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Name = Literal["kafka", "spark"]
 NAMES: tuple[Name, ...] = get_args(Name)
 _HERE = Path(__file__).parent
+MODULES: dict[str, Path] = {name: _HERE / f"ivy-{name}.xml" for name in NAMES}
+"""What Ivy is to bring for each name; those who develop this package keep jars of theirs by another name."""
 _LAST_LINES = 15
 _SUMS = "SHA256SUMS"
 _CONNECTORS = {"4.1.3": "4.1.3", "4.1.4": "4.1.3"}
@@ -133,7 +135,7 @@ def _sum(jar: Path) -> str:
 
 def _wanted(name: str) -> bytes:
     """What Ivy is to bring; of Spark's, what belongs to the pyspark that is here."""
-    module = (_HERE / f"ivy-{name}.xml").read_bytes()
+    module = MODULES[name].read_bytes()
     return module.replace(b"@connector@", _CONNECTORS[check_pyspark()].encode()) if name == "spark" else module
 
 

@@ -5,12 +5,14 @@ Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in 
 
 ``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``: another
 catalog, packages, memory. They come after ours, so they win; all but a few by which the server is reached and found
-again. Options for its Java go into ``spark.driver.defaultJavaOptions``.
+again. Options for its Java go into ``spark.driver.defaultJavaOptions``. What Iceberg itself has to find, like the
+clients of a store, goes into ``spark.driver.extraClassPath``: Iceberg is on that path, and does not see packages.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +34,7 @@ _OURS = (
     "spark.driver.extraClassPath",
     "spark.driver.extraJavaOptions",  # with the mark by which the process is told from others
 )
+_CLASS_PATH = re.compile(r"^\s*spark\.driver\.extraClassPath[\s=:]+(?P<theirs>.*\S)", re.MULTILINE)
 _ANOTHER_SPARKS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
 _LOGGING = """\
 rootLogger.level = warn
@@ -56,22 +59,23 @@ def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], N
     conf.mkdir(parents=True, exist_ok=True)
     empty(folder / "local")
     (conf / "log4j2.properties").write_text(_LOGGING)
-    settings = _settings(home, port, mark, jars, cores)
+    theirs = _users_settings()
+    settings = _settings(home, port, mark, [f"{jars}/*", *_CLASS_PATH.findall(theirs)[-1:]], cores)
     lines = {name: f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items()}
-    every = [*lines.values(), _users_settings(), *(lines[name] for name in _OURS)]
+    every = [*lines.values(), theirs, *(lines[name] for name in _OURS)]
     (conf / "spark-defaults.conf").write_text("\n".join(every) + "\n")
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
     return Launch((submit, "--class", server, "--name", mark, "spark-internal"), folder, _env(conf, token))
 
 
-def _settings(home: Path, port: int, mark: str, jars: Path, cores: int) -> dict[str, str]:
+def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: int) -> dict[str, str]:
     catalog = f"spark.sql.catalog.{CATALOG}"
     scratch = home / "spark" / "local"
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": "1g",
-        "spark.driver.extraClassPath": f"{jars}/*",
+        "spark.driver.extraClassPath": ":".join(class_path),
         "spark.driver.extraJavaOptions": f'{mark_option(mark)} "-Djava.io.tmpdir={scratch}"',
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
+from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.source import read
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def compare(
     try:
         found = _query(session, table.at(session, snapshot_id), scopes, kafka_options).collect()
     except PySparkException as error:
-        raise TableUnreadableError(
+        raise unreadable(error, table.name) or TableUnreadableError(
             f"the rows of {table.name} could not be compared with their records ({str(error).splitlines()[0][:300]}): "
             "when retention deleted records meanwhile, or the snapshot was expired, audit again; else look at Spark's "
             "log"

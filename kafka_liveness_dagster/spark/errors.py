@@ -44,5 +44,9 @@ class SparkFailedError(KafkaLivenessError):
     """Spark could not compute or write a batch: the table has all of it or nothing, and nothing was committed."""
 
 
+class StorageError(SparkFailedError):
+    """The table's catalog or its store is away, or refuses: what the batch wrote is in the table as a whole or not."""
+
+
 class TableUnreadableError(KafkaLivenessError):
     """Spark could not read the table, or its history."""

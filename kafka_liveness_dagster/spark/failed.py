@@ -56,7 +56,7 @@ _TASK = re.compile(r"^Job aborted.*?Lost task .*?\): ", re.DOTALL)
 _STACK = "\n\nJVM stacktrace:"
 _CONVERTS = re.compile(r"^\tat [\w.$]*\bKafkaRecordToRowConverter\b", re.MULTILINE)
 _RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
-    r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )(?P<kind>[\w.$]+)(?:\) |: )(?P<said>.*)",
+    r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )(?P<kind>[\w.$]+)(?:\)(?: |$)|: )(?P<said>.*)",
     re.MULTILINE,
 )
 
@@ -85,7 +85,7 @@ def is_timestamp(error: PySparkException) -> bool:
 
     The exception is Java's own and has no condition; where it was raised stands in its stack alone.
     """
-    overflowed = ("java.lang.ArithmeticException", "long overflow") in _raised(error)
+    overflowed = ("java.lang.ArithmeticException", "long overflow") in raised(error)
     return overflowed and bool(_CONVERTS.search(str(error)))
 
 
@@ -109,13 +109,16 @@ def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
         ) from error
     if is_taken(error):
         return Refusal(Why.TAKEN, str(error))
-    for kind, said in _raised(error):
+    for kind, said in raised(error):
         for of_iceberg, beginning, why in _OF_ICEBERG:
             if kind.rpartition(".")[2] == of_iceberg and said.startswith(beginning):
                 return Refusal(why, str(error))
     return None
 
 
-def _raised(error: PySparkException) -> Iterator[tuple[str, str]]:
-    """The exceptions of the server's that have no condition: the class of each, and the first line of its message."""
+def raised(error: PySparkException) -> Iterator[tuple[str, str]]:
+    """The exceptions of the server's that have no condition: the class of each, and the first line of its message.
+
+    From the outermost to the innermost, which is the last one.
+    """
     return ((found["kind"], found["said"]) for found in _RAISED.finditer(str(error)))

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from kafka_liveness_dagster.core.history import Write
 from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
+from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.line import line_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def history(session: SparkSession, table: IcebergTable) -> History:
         with line_of(session).within(_ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"):
             return _history(session, table)
     except PySparkException as error:
-        raise TableUnreadableError(
+        raise unreadable(error, table.name) or TableUnreadableError(
             f"the snapshots of {table.name} could not be read ({str(error).splitlines()[0][:300]}): nothing is known "
             "of the table; look at Spark's log"
         ) from error

@@ -23,6 +23,7 @@ from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictE
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
 from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
 from kafka_liveness_dagster.spark.inside import inside
+from kafka_liveness_dagster.spark.keepers import unwritten
 from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
 from kafka_liveness_dagster.spark.table import IcebergTable
 from kafka_liveness_dagster.spark.transformed import Transformed
@@ -88,6 +89,7 @@ def write(
         TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
+        StorageError: catalog or store is away, or refuses.
         SparkFailedError: Spark failed at anything else.
     """
     table = table if isinstance(table, IcebergTable) else IcebergTable(table)
@@ -233,6 +235,8 @@ class TableWrite:
         condition = error.getCondition() or ""
         if condition.startswith(_DOES_NOT_FIT):
             return self.table.refused(in_short(error))
+        if not_kept := unwritten(error, self.table.name, names(self.ranges)):
+            return not_kept
         if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
             return unreadable
         return SparkFailedError(

@@ -18,6 +18,7 @@ from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, chain, is_set_b
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.line import line_of
 from kafka_liveness_dagster.spark.ranges import names
 
@@ -76,6 +77,7 @@ class TableLedger:
             RowsMissingError: it has lost what this process wrote, or what it said before.
             LedgerError: a newer version wrote to it.
             SparkSilentError: Spark did not answer in time.
+            TableUnreadableError: catalog or store is away, or refuses.
         """
         session = self._session()
         try:
@@ -147,8 +149,11 @@ class TableLedger:
             self._last, self._landed_since = snapshot_id, False
 
     def _look_in_time(self, session: SparkSession) -> None:
-        with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):
-            self._look(session)
+        try:
+            with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):
+                self._look(session)
+        except PySparkException as error:
+            raise unreadable(error, self.target) or error from error
 
     def _look(self, session: SparkSession) -> None:
         began_at = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.functions import partitioning
 
@@ -57,8 +57,8 @@ def create(
     layout: Layout = DEFAULT,
 ) -> None:
     """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
-    session, namespace = frame.sparkSession, table.quoted.rpartition(".")[0]
-    is_new = _create_namespace(session, namespace)
+    session = frame.sparkSession
+    made = _create_namespaces(session, table.quoted.split(".")[:-1])
     writer = frame.sortWithinPartitions(*map(F.expr, layout.sort_by)) if layout.sort_by else frame
     creating = writer.writeTo(table.quoted).using("iceberg")
     if fields := [_partitioned(field(text)) for text in layout.partition_by]:
@@ -69,9 +69,7 @@ def create(
         fans_out = layout.is_by_kafka_partition and may_fan_out(ranges)
         creating.options(**write_options(summary, fans_out=fans_out)).create()
     except PySparkException:
-        if is_new:
-            with suppress(PySparkException):  # somebody else has a table in it by now
-                session.sql(f"DROP NAMESPACE IF EXISTS {namespace}")
+        _drop_namespaces(session, made)
         raise
     if layout.sort_by:
         session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
@@ -156,12 +154,23 @@ def write_options(summary: Mapping[str, str], *, fans_out: bool = False) -> dict
     return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": fan_out, **properties}
 
 
-def _create_namespace(session: SparkSession, namespace: str) -> bool:
-    """Create it; False when it was there."""
-    try:
-        session.sql(f"CREATE NAMESPACE {namespace}")
-    except AnalysisException as error:
-        if error.getCondition() == "SCHEMA_ALREADY_EXISTS":
-            return False
-        raise
-    return True
+def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]:
+    """Create those that are not there, the outer ones first: some catalogs make none inside of nothing."""
+    made: list[str] = []
+    for depth in range(2, len(parts) + 1):
+        namespace = ".".join(parts[:depth])
+        try:
+            session.sql(f"CREATE NAMESPACE {namespace}")
+        except PySparkException as error:
+            if error.getCondition() == "SCHEMA_ALREADY_EXISTS":
+                continue
+            _drop_namespaces(session, made)
+            raise
+        made.append(namespace)
+    return made
+
+
+def _drop_namespaces(session: SparkSession, made: Sequence[str]) -> None:
+    for namespace in reversed(made):
+        with suppress(PySparkException):  # somebody else has a table in it by now
+            session.sql(f"DROP NAMESPACE IF EXISTS {namespace}")

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded import doctor, spark_connect, state
+from kafka_liveness_dagster.embedded import doctor, jars, spark_connect, state
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 
@@ -113,8 +113,16 @@ def test_the_users_settings_come_last(tmp_path, monkeypatch):
     monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
     with pytest.raises(InvalidSettingError, match="No such file or directory"):
         launch()
-    (tmp_path / "spark.conf").write_text("spark.driver.memory 3g\nspark.driver.extraJavaOptions -Xint")
+    theirs = (
+        "memory 3g",
+        "extraClassPath=theirs.jar",
+        "extraJavaOptions -Xint",
+        "extraClassPath /opt/s3.jar:/opt/b/* ",
+    )
+    (tmp_path / "spark.conf").write_text("".join(f"spark.driver.{line}\n" for line in theirs))
     launch()
     lines = (tmp_path / "home" / "spark" / "conf" / "spark-defaults.conf").read_text().splitlines()
     assert [line for line in lines if "driver.memory" in line] == ["spark.driver.memory 1g", "spark.driver.memory 3g"]
     assert ["mark" in line for line in lines if "extraJavaOptions" in line] == [True, False, True]
+    class_path = [line for line in lines if "extraClassPath" in line][-1]
+    assert class_path == f"spark.driver.extraClassPath {jars.resolve('spark')}/*:/opt/s3.jar:/opt/b/*"

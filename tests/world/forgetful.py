@@ -30,10 +30,10 @@ class CrashError(Exception):
 class Forgetful:
     """One topic with one partition, its Kafka asset, and its table; runs are in this process, the rest is real."""
 
-    def __init__(self, services, produce, rows, spark, *, protocol="classic", group=None, **settings):
+    def __init__(self, services, produce, rows, spark, *, protocol="classic", group=None, catalog="lake", **settings):
         self.name = f"orders_{uuid4().hex[:8]}"
         self.topic, self.group = self.name, group or f"etl-{self.name}"
-        self.tp, self.table = TopicPartition(self.topic, 0), f"lake.{self.name}.orders"
+        self.tp, self.table = TopicPartition(self.topic, 0), f"{catalog}.{self.name}.orders"
         self.servers, self.spark, self._produce, self._rows = services.bootstrap_servers, spark, produce, rows
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         self.instance = dg.DagsterInstance.ephemeral()
@@ -165,12 +165,13 @@ class Forgetful:
         """The table as it was so many commits ago."""
         ids = [row[0] for row in self.spark.sql(f"SELECT snapshot_id FROM {self._quoted}.history").collect()]
         target = ids[-1 - snapshots]
-        namespace = self.table.partition(".")[2]
-        self.spark.sql(f"CALL lake.system.rollback_to_snapshot('{namespace}', {target})").collect()
+        catalog, _, name = self.table.partition(".")
+        self.spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{name}', {target})").collect()
 
     def sql(self, text):
-        """A statement about the table, which it calls ``{t}``; what it may be called in a procedure is ``{name}``."""
-        return self.spark.sql(text.format(t=self._quoted, name=self.table.partition(".")[2])).collect()
+        """A statement about the table ``{t}``; a procedure is of its ``{catalog}``, and calls it ``{name}``."""
+        catalog, _, name = self.table.partition(".")
+        return self.spark.sql(text.format(t=self._quoted, catalog=catalog, name=name)).collect()
 
     def topic_id(self):
         return self.kafka.cluster().topic_ids([self.topic])[self.topic]

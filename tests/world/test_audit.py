@@ -48,8 +48,8 @@ def refused(services):
 
 
 def invoke(services, *words):
-    kafka = ["--bootstrap-servers", services.bootstrap_servers]
-    return CliRunner(env={"COLUMNS": "160"}).invoke(main, ["audit", *kafka, *words])
+    both = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
+    return CliRunner(env={"COLUMNS": "160"}).invoke(main, ["audit", *both, *words])
 
 
 def delete(world, start, end):
@@ -216,7 +216,7 @@ def test_an_expired_history_leaves_the_commit_logs_word(world, audit):
     before = audit(world)[1]["snapshots"]
     world.sql("ALTER TABLE {t} SET TBLPROPERTIES ('history.expire.min-snapshots-to-keep' = '1')")
     delete(world, 0, 10)
-    world.sql("CALL lake.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)")
+    world.sql("CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)")
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
     assert (len(before), len(found["snapshots"])) == (1, 1)
@@ -304,7 +304,7 @@ def test_what_cannot_be_asked_is_no_verdict(world, services, refused, monkeypatc
     world.delete_offsets(of_second_log=True)
     assert "says where its rows go" in refused(world.group)
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))
-    assert "the embedded Spark does not run" in refused(world.group, "--table", world.table)
+    assert "the embedded Spark does not run" in refused(world.group, "--table", world.table, "--spark", "embedded")
     gone = CliRunner().invoke(main, ["audit", world.group])
     assert gone.exit_code == 2
     assert "the embedded Kafka does not run" in gone.stderr

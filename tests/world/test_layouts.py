@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -142,7 +141,7 @@ def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, nam
         end(other)
 
 
-def test_what_is_read_since_a_snapshot_is_each_row_once(services, warm_spark, table):
+def test_what_is_read_since_a_snapshot_is_each_row_once(catalog, warm_spark, table):
     """As Spark's and pyiceberg's incremental scans read it: what was appended after a snapshot, and nothing else."""
     layout = LAYOUTS["by day"]
     put(warm_spark, table, orders(0, 10), by="first", layout=layout)
@@ -150,7 +149,6 @@ def test_what_is_read_since_a_snapshot_is_each_row_once(services, warm_spark, ta
     put(warm_spark, table, orders(10, 30), by="second", layout=layout)
     found = warm_spark.read.option("start-snapshot-id", str(since)).format("iceberg").load(table)
     assert sorted(row["offset"] for row in found.collect()) == list(range(10, 30))
-    catalog = SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
     appended = catalog.load_table(table.partition(".")[2]).incremental_append_scan(from_snapshot_id_exclusive=since)
     assert sorted(appended.to_arrow()["offset"].to_pylist()) == list(range(10, 30))
 

@@ -274,8 +274,8 @@ def test_compaction_in_between_changes_nothing(spark, table, rows):
 
     def make():
         if not calls:
-            namespace = table.partition(".")[2]
-            calls.append(spark.sql(f"CALL lake.system.rewrite_data_files('{namespace}')").collect())
+            catalog, _, name = table.partition(".")
+            calls.append(spark.sql(f"CALL {catalog}.system.rewrite_data_files('{name}')").collect())
         return frame(spark, orders(30, 40), by="second")
 
     write(spark, table, [orders(30, 40)], make)

@@ -21,15 +21,15 @@ def put(spark, ledger, start, end):
     return IcebergTable(ledger.target).snapshot_id(spark)
 
 
-def call(spark, procedure):
-    """One of Iceberg's procedures."""
-    spark.sql(f"CALL lake.system.{procedure}").collect()
-
-
-def set_back(spark, name, to, expired):
+def set_back(spark, table, to, expired):
     """Roll the table back, and expire what was rolled away, as one does with what should never have been."""
-    call(spark, f"rollback_to_snapshot('{name}', {to})")
-    call(spark, f"expire_snapshots(table => '{name}', snapshot_ids => ARRAY({', '.join(map(str, expired))}))")
+    catalog, _, name = table.partition(".")
+    ids = ", ".join(map(str, expired))
+    for procedure in (
+        f"rollback_to_snapshot('{name}', {to})",
+        f"expire_snapshots(table => '{name}', snapshot_ids => ARRAY({ids}))",
+    ):
+        spark.sql(f"CALL {catalog}.system.{procedure}").collect()
 
 
 def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
@@ -38,11 +38,11 @@ def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
     What it had summed up is of a snapshot that is no ancestor; and as that is gone, nobody could find out later.
     """
     lane, other = (TableLedger(IcebergTable(table), lambda: spark) for _ in range(2))
-    name, offsets = table.partition(".")[2], (10, 20, 30)
+    offsets = (10, 20, 30)
     put(spark, lane, 0, 10)
     back_to, rolled_away = (put(spark, other, start, start + 10) for start in (offsets[0], offsets[1]))
     assert lane.accounts([TP])[TP].done == (Span(0, 30),)
-    set_back(spark, name, back_to, [rolled_away])
+    set_back(spark, table, back_to, [rolled_away])
     with pytest.raises(RowsMissingError, match="lacks orders:0:20-30"):
         put(spark, lane, 30, 40)
     assert TableLedger(IcebergTable(table), lambda: spark).accounts([TP])[TP].done == (Span(0, 20),)
@@ -55,7 +55,7 @@ def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
     second = put(spark, other, 10, 20)
     back_to, rolled_away = (put(spark, other, start, start + 10) for start in (20, 30))
     lane.accounts([TP])
-    set_back(spark, table.partition(".")[2], back_to, [first, second, rolled_away])
+    set_back(spark, table, back_to, [first, second, rolled_away])
     with pytest.raises(RowsMissingError, match="30-40"):
         put(spark, lane, 40, 50)
     anew = TableLedger(IcebergTable(table), lambda: spark).accounts([TP]).get(TP, Account())

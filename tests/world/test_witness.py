@@ -273,13 +273,15 @@ def test_the_second_log_may_go_while_a_live_run_is_at_work(forgetful):
 
 
 MAINTENANCE = {
-    "expired": ["CALL lake.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"],
-    "compacted": ["CALL lake.system.rewrite_data_files(table => '{name}', options => map('min-input-files', '2'))"],
-    "manifests": ["CALL lake.system.rewrite_manifests(table => '{name}')"],
+    "expired": ["CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"],
+    "compacted": [
+        "CALL {catalog}.system.rewrite_data_files(table => '{name}', options => map('min-input-files', '2'))"
+    ],
+    "manifests": ["CALL {catalog}.system.rewrite_manifests(table => '{name}')"],
 }
 MAINTENANCE["compacted and expired"] = MAINTENANCE["compacted"] + MAINTENANCE["expired"]
 MAINTENANCE["compacted, expired, compacted, expired"] = MAINTENANCE["compacted and expired"] + [
-    "CALL lake.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))",
+    "CALL {catalog}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))",
     *MAINTENANCE["expired"],
 ]
 

@@ -1,0 +1,277 @@
+"""The sink's tests, told once more: the catalog speaks REST, the files are in S3, and neither is called ``lake``."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+from click.testing import CliRunner
+
+from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.embedded import doctor
+from kafka_liveness_dagster.spark.errors import StorageError, TableUnreadableError
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.stores.conftest import IMPATIENT
+from tests.world import test_audit, test_layouts, test_spark_iceberg, test_table_ledger
+from tests.world.forgetful import Forgetful, kept
+from tests.world.test_spark_iceberg import frame, held, once, orders, put
+
+TOLD_ONCE_MORE = (
+    test_spark_iceberg.test_exactly_the_records_of_the_range_are_in_the_table,
+    test_spark_iceberg.test_no_rows_still_clear_the_range,
+    test_spark_iceberg.test_disjoint_ranges_of_one_partition_commit_side_by_side,
+    test_spark_iceberg.test_a_range_written_meanwhile_is_replaced,
+    test_spark_iceberg.test_two_writers_at_the_same_moment,
+    test_spark_iceberg.test_a_range_that_cuts_through_files_is_rewritten_exactly,
+    test_spark_iceberg.test_compaction_in_between_changes_nothing,
+    test_spark_iceberg.test_columns_come_and_go,
+    test_layouts.test_what_is_read_since_a_snapshot_is_each_row_once,
+    test_layouts.test_each_snapshot_says_what_it_wrote_however_it_is_committed,
+    test_layouts.test_partitions_that_somebody_changed_since,
+    test_table_ledger.test_what_was_rolled_away_and_expired_is_not_told_on,
+    test_audit.test_a_life_with_a_crash_is_certified,
+)
+globals().update({test.__name__: test for test in TOLD_ONCE_MORE})
+topic, streamed, audit = test_spark_iceberg.topic, test_layouts.streamed, test_audit.audit  # fixtures of theirs
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def world(services, produce, rows, warm_spark, catalog_name):
+    """A group whose table is in the other catalog."""
+    return Forgetful(services, produce, rows, warm_spark, catalog=catalog_name)
+
+
+@pytest.fixture
+def shaky(to_rest, to_s3):
+    """Both ways, in order before and after."""
+    yield to_rest, to_s3
+    to_rest.mend()
+    to_s3.mend()
+
+
+def is_commit(method, path):
+    """Whether a request is a commit to a table that is called ``orders``."""
+    return method == "POST" and path.endswith("/tables/orders")
+
+
+@pytest.mark.parametrize("name", ["by Kafka's partitions", "by nothing"])
+def test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, name):
+    """Whole files are replaced, and rows in files that are shared."""
+    test_layouts.test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, name)
+
+
+@pytest.mark.parametrize("name", ["by Kafka's partitions", "by bucket, overwritten"])
+def test_of_two_writers_of_the_same_offsets_one_lands(services, warm_spark, table, name):
+    """Where ranges are appended, and where they are overwritten."""
+    told = test_layouts.test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it
+    told(services, warm_spark, table, name)
+
+
+def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed):
+    """Of two lanes that write at the same time."""
+    test_layouts.test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, "by day")
+
+
+def test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table):
+    """Evolved while the lane runs."""
+    test_layouts.test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table, "merge-on-read")
+
+
+def test_the_files_are_where_they_are_said_to_be(stores, warm_spark, table, catalog):
+    """None of all this is about a local folder: metadata and rows are objects of the store."""
+    put(warm_spark, table, orders(70, 100))
+    found = catalog.load_table(table.partition(".")[2])
+    data = [row["file_path"] for row in warm_spark.sql(f"SELECT file_path FROM {table}.files").collect()]
+    for place in (found.metadata_location, *data):
+        assert place.startswith("s3://")
+        assert (stores.objects / place.removeprefix("s3://")).is_file()
+
+
+def test_a_live_run_a_crash_and_its_backfill(services, world):
+    """Both lanes, and what the commands say of the group: the table is its witness here too."""
+    world.owe_70_to_120()
+    asked = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote, "--json"]
+    told = CliRunner().invoke(main, ["status", world.group, "--table", world.table, *asked])
+    assert (told.exit_code, json.loads(told.stdout)["owed_offsets"]) == (0, 50), told.output
+    assert world.catch_up((70, 120)) is None
+    world.grow_to(150)
+    assert world.live() is None
+    assert (world.owed(), world.offsets(), world.green()) == ([], kept(0, 150), [(70, 120)])
+
+
+def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
+    """By whatever name, and of whatever kind; one that does not answer is named, with what to look at."""
+
+    def catalog():
+        found = doctor.examine(services.bootstrap_servers, services.spark_remote)
+        [one] = [finding for finding in found if finding.subject == "catalog"]
+        return one
+
+    assert catalog() == doctor.Finding("catalog", ok=True, found="depot, lake, shaky answered Spark")
+    shaky[0].fails = lambda *_: 401
+    failed = catalog()
+    assert (failed.ok, "catalog shaky refuses this (Not authorized" in failed.found) == (False, True), failed.found
+
+
+@pytest.mark.parametrize(
+    ("rest", "s3", "says"),
+    [
+        (503, None, "catalog shaky does not answer .*settings spark.sql.catalog.shaky"),
+        (500, None, "catalog shaky does not answer"),
+        (0, None, "catalog shaky does not answer .*failed to respond"),
+        (401, None, "catalog shaky refuses this .*login"),
+        (None, 503, r"store does not take or give files .*Status Code: 503"),
+        (None, 403, r"store does not take or give files .*Status Code: 403.* keys"),
+        (None, 0, "store does not take or give files .*failed to respond"),
+    ],
+)
+def test_what_keeps_the_table_is_away_or_refuses(warm_spark, table, rows, shaky, rest, s3, says):  # noqa: PLR0917
+    """It is named, with its own words and a remedy, by whoever writes and by whoever looks; nothing is changed."""
+    put(warm_spark, table, orders(0, 10))
+    same = table.replace("depot.", "shaky.")
+    shaky[0].fails, shaky[1].fails = (lambda *_, status=status: status for status in (rest, s3))
+    with pytest.raises(StorageError, match=f"orders:3:0-20 could not be written to {same}: its .*{says}"):
+        put(warm_spark, same, orders(0, 20), by="second")
+    with pytest.raises(StorageError, match=says):
+        put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
+    if rest is not None:
+        with pytest.raises(TableUnreadableError, match=says):
+            TableLedger(IcebergTable(same), lambda: warm_spark).accounts([TopicPartition("orders", 3)])
+    for one in shaky:
+        one.mend()
+    assert held(rows(table)) == once("first", 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"uri": NOBODY}, f"does not answer .*Connect to {NOBODY} failed: Connection refused"),
+        ({"s3.endpoint": NOBODY}, f"store does not take .*Connect to {NOBODY} failed: Connection refused"),
+        ({"s3.secret-access-key": "guessed"}, "its store does not take .*signature.*Status Code: 403.*keys"),
+        ({"io-impl": "org.example.NoSuchIO"}, "lacks the client of its store.*iceberg-aws-bundle"),
+        ({"rest.client.max-retries": "-1"}, "cannot open its catalog wrong_.*must be positive.*mend the settings"),
+    ],
+)
+def test_settings_with_which_nobody_is_reached(stores, warm_spark, table, catalog, settings, says):  # noqa: PLR0917
+    """The error names what stands in them, but no secret; and nothing is left of what was to be made."""
+    wrong = f"wrong_{uuid4().hex[:8]}"
+    for key, value in stores.spark_settings(wrong, **{**IMPATIENT, **settings}).items():
+        if wrong in key:
+            warm_spark.conf.set(key, value)
+    _, namespace, _ = table.split(".", 2)
+    with pytest.raises(StorageError, match=says) as told:
+        put(warm_spark, table.replace("depot.", f"{wrong}."), orders(0, 10))
+    assert "guessed" not in str(told.value)
+    assert not catalog.namespace_exists((namespace, "eu"))
+    assert not catalog.namespace_exists(namespace)
+
+
+def test_a_namespace_that_may_not_be_made(warm_spark, table, catalog, shaky):
+    """Refused with what helps; one that is there is enough, whatever else the login may not do."""
+    same = table.replace("depot.", "shaky.")
+    shaky[0].fails = lambda method, path: 403 if method == "POST" and path.endswith("/namespaces") else None
+    with pytest.raises(StorageError, match=r"catalog shaky refuses this .*create tables and namespaces"):
+        put(warm_spark, same, orders(0, 10))
+    outer, inner = table.split(".")[1:3]
+    assert not catalog.namespace_exists(outer)
+    catalog.create_namespace(outer)
+    catalog.create_namespace((outer, inner))
+    assert put(warm_spark, same, orders(0, 10)).rows == 10
+
+
+def test_a_catalog_that_shows_the_newest_snapshot_alone(warm_spark, table, rows, shaky):
+    """Nessie's REST did: writers are told apart all the same, and the table says that it cannot tell all."""
+    same = table.replace("depot.", "shaky.")
+    shaky[0].changes = newest_snapshot_alone
+    ledger = TableLedger(IcebergTable(same), lambda: warm_spark)
+    for start in (0, 10, 20):
+        put(warm_spark, same, orders(start, start + 10), ledger=ledger)
+    others = [orders(30, 40), orders(40, 50)]
+
+    def make():
+        while others:
+            put(warm_spark, table, others.pop(), by="other")
+        return frame(warm_spark, orders(10, 20), orders(40, 50), by="ours")
+
+    done = write(warm_spark, same, [orders(10, 20), orders(40, 50)], make, ledger=ledger)
+    assert done.attempts == 2
+    expected = once("first", 0, 10) | once("ours", 10, 20) | once("first", 20, 30) | once("other", 30, 40)
+    assert held(rows(table)) == expected | once("ours", 40, 50)
+    assert len(warm_spark.sql(f"SELECT * FROM {same}.snapshots").collect()) == 1
+    asked = TopicPartition("orders", 3)
+    assert not TableLedger(IcebergTable(same), lambda: warm_spark).accounts([asked])[asked].complete
+
+
+def newest_snapshot_alone(body):
+    """A table's metadata without the history that led to it."""
+    if b'"current-snapshot-id"' not in body:
+        return body
+    told = json.loads(body)
+    metadata = told["metadata"]
+    for history in ("snapshots", "snapshot-log"):
+        metadata[history] = [
+            one for one in metadata.get(history, ()) if one["snapshot-id"] == metadata["current-snapshot-id"]
+        ]
+    return json.dumps(told).encode()
+
+
+def test_namespaces_are_made_from_the_outside(warm_spark, table, shaky):
+    """Many a catalog makes none in one that is not there."""
+    del shaky[0].asked[:]
+    put(warm_spark, table.replace("depot.", "shaky."), orders(0, 10))
+    assert len([path for method, path in shaky[0].asked if method == "POST" and path.endswith("/namespaces")]) == 2
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("answer", ["lost", 500])
+def test_a_commit_of_which_nobody_knows_is_not_sent_again(warm_spark, table, rows, shaky, is_there, answer):  # noqa: PLR0917
+    """It may have landed: only the batch that comes again writes again, in the same place."""
+    same, expected = table.replace("depot.", "shaky."), {}
+    if is_there:
+        put(warm_spark, table, orders(0, 10))
+        expected = once("first", 0, 10)
+    del shaky[0].asked[:]
+    if answer == "lost":
+        shaky[0].loses = is_commit
+        expected = once("second", 0, 20)
+    else:
+        shaky[0].fails = lambda *request: answer if is_commit(*request) else None
+    with pytest.raises(StorageError, match=r"did not say whether it took the commit .*what landed is replaced"):
+        put(warm_spark, same, orders(0, 20), by="second")
+    assert len([request for request in shaky[0].asked if is_commit(*request)]) == 1
+    shaky[0].mend()
+    assert not expected or held(rows(table)) == expected
+    put(warm_spark, same, orders(0, 20), by="again")
+    assert held(rows(table)) == once("again", 0, 20)
+
+
+def test_a_lane_whose_catalog_and_store_come_and_go(services, produce, rows, warm_spark, shaky):
+    """Every run that fails is named and has committed nothing; what landed all the same is there once at the end."""
+    rest, s3 = shaky
+    world = Forgetful(services, produce, rows, warm_spark, catalog="shaky", enable_parallel_rebalance=False)
+    world.grow_to(40)
+    assert world.live() is None
+    world.grow_to(80)
+
+    def commits_are_lost(_batch):
+        rest.loses = is_commit
+
+    def store_goes_away(_batch):
+        s3.fails = lambda method, _path: 0 if method == "PUT" else None
+
+    for trouble, landed in ((store_goes_away, 40), (commits_are_lost, 80)):
+        assert isinstance(world.live(trouble), StorageError)
+        rest.mend()
+        s3.mend()
+        assert (world.committed(), world.offsets()) == (40, kept(0, landed))
+    rest.fails = lambda *_: 503
+    assert isinstance(world.live(), TableUnreadableError)
+    rest.mend()
+    assert world.committed() == 40
+    assert world.live() is None
+    assert (world.committed(), world.offsets()) == (80, kept(0, 80))
