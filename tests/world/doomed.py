@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka.admin  # noqa: F401 - only to have it
@@ -26,16 +27,19 @@ def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
     import kafka_liveness_dagster as kl  # noqa: PLC0415
 
     Responses._release_until = lambda *_: None  # the server keeps them all: the test attaches to what is left
-    seen = set()
+    seen, reports_alone = set(), Counter()
 
     def progressed(stages, inflight_tasks, operation_id, done):
         if sum(stage.num_tasks for stage in stages or ()) and not done:
             seen.add(operation_id)
-        completed, total = (sum(getattr(s, f"num{n}_tasks") for s in stages or ()) for n in ("_completed", ""))
-        committing = total > 0 and completed == total and not inflight_tasks  # the driver is alone with the catalog
-        now = inflight_tasks if told["killed_while"] == "Spark reads" else committing
-        if not done and now and len(seen) == told["asset"]["batching"]["in_flight"]:
-            says.send(seen)
+        if told["killed_while"] == "Spark reads":
+            now = inflight_tasks and len(seen) == told["asset"]["batching"]["in_flight"]
+        else:  # no task is at work any more, by five reports in a row, three of which may come at once
+            alone = any(stage.num_completed_tasks for stage in stages or ()) and not inflight_tasks
+            reports_alone[operation_id] = reports_alone[operation_id] + 1 if alone else 0
+            now = reports_alone[operation_id] > 4
+        if not done and now:
+            says.send(seen if told["killed_while"] == "Spark reads" else {operation_id})
             os.kill(os.getpid(), signal.SIGKILL)
 
     @kl.kafka_asset(max_poll_records=told["max_poll_records"], **made(told["asset"]))

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import dagster as dg
 import pytest
+from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.offsets import Span, difference
 from kafka_liveness_dagster.failpoints import Failpoint
@@ -77,7 +78,7 @@ def location(services, instance, make_topic, make_group, produce, table, warm_sp
 
 
 @pytest.fixture
-def catalog(services):
+def held_up(services):
     """The catalog, released when the test ends."""
     with closing(Catalog(services.catalog_uri)) as found:
         yield found
@@ -132,6 +133,28 @@ def check_all_done(location, rows):
     assert location.missing() == [], "what is done is not owed again"
 
 
+@pytest.fixture
+def check_streamed(warm_spark, tmp_path):
+    """A stream reads each row once; where a batch came again it stops and says so, and nobody reads a row twice."""
+
+    def check(location, rows):
+        sql = f"SELECT operation FROM {location.table}.snapshots ORDER BY committed_at"
+        operations = [row[0] for row in warm_spark.sql(sql).collect()]
+        source = warm_spark.readStream.format("iceberg").load(location.table)
+        into, checkpoint = f"{location.table}_copy", str(tmp_path / "checkpoint")
+        to = source.writeStream.format("iceberg").option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        query = to.toTable(into)
+        if "overwrite" in operations:
+            with pytest.raises(PySparkException, match="Cannot process overwrite snapshot"):
+                query.awaitTermination(60)
+        else:
+            assert query.awaitTermination(60)
+            keys = [[(r["topic"], r["partition"], r["offset"]) for r in rows(name)] for name in (into, location.table)]
+            assert keys[0] == keys[1]
+
+    return check
+
+
 STEPS = {
     Failpoint.AFTER_JOIN: 1,
     Failpoint.AFTER_TOKEN_COMMIT: 1,
@@ -181,41 +204,45 @@ def test_any_two_conditions_meet():
 
 
 @pytest.mark.parametrize(("step", "conditions"), [pytest.param(s, c, id=named(s.value, c)) for s, c in KILLS])
-def test_a_run_may_die_between_any_two_steps(location, rows, step, conditions):
+def test_a_run_may_die_between_any_two_steps(location, rows, check_streamed, step, conditions):
     """Whatever the dead run had written or committed, the others end with each offset once and nothing owed."""
     found = location(conditions)
     found.kill(found.worker(conditions.lane, uuid4()), step, STEPS[step])
     recover(found, conditions.lane, rows)
+    if conditions.snapshots == "append":
+        check_streamed(found, rows)
 
 
 FIRST, LOOKED_AT, BETWEEN, LAST = "lands first", "lands while they look", "lands in between", "lands last"
 IN_FLIGHT = [
     (READING, LAST, Conditions(LIVE, "classic", 1, 2)),
     (READING, BETWEEN, Conditions(LIVE, "consumer", 1, 1)),
-    (COMMITTING, FIRST, Conditions(LIVE, "consumer", 2, 1)),
+    (COMMITTING, FIRST, Conditions(LIVE, "consumer", 2, 1, "append")),
     (READING, FIRST, Conditions(IN_ORDER, "consumer", 1, 2)),
-    (COMMITTING, BETWEEN, Conditions(IN_ORDER, "classic", 2, 1)),
+    (COMMITTING, BETWEEN, Conditions(IN_ORDER, "classic", 2, 1, "append")),
     (READING, LAST, Conditions(CATCH_UP, "consumer", 1, 1)),
     (READING, BETWEEN, Conditions(CATCH_UP, "classic", 1, 2)),
     (COMMITTING, FIRST, Conditions(CATCH_UP, "classic", 2, 1)),
-    (COMMITTING, LOOKED_AT, Conditions(CATCH_UP, "consumer", 1, 1)),
+    (COMMITTING, LOOKED_AT, Conditions(CATCH_UP, "consumer", 1, 1, "append")),
 ]
 
 
 @pytest.mark.parametrize(
     ("moment", "lands", "conditions"), [pytest.param(*case, id=named(*case)) for case in IN_FLIGHT]
 )
-def test_what_spark_has_in_flight_may_land_at_any_time(location, catalog, rows, moment, lands, conditions):  # noqa: PLR0917
+def test_what_spark_has_in_flight_may_land_at_any_time(  # noqa: PLR0917
+    location, held_up, rows, check_streamed, moment, lands, conditions
+):
     """The dead run's writes land before its successor's, between its successor's look and commit, or after it."""
     found, session = location(conditions), uuid4()
     if moment == COMMITTING:
-        catalog.hold()
+        held_up.hold()
     held = rows(found.table)  # what it writes may land as soon as it is dead
     operations = found.kill(found.worker(conditions.lane, session, killed_while=moment))
     assert len(operations) == conditions.in_flight
 
     def land():
-        catalog.release()
+        held_up.release()
         await_end(f"{found.services.spark_remote};user_id=worker;session_id={session}", *operations)
         assert lands == LAST or len(rows(found.table)) > len(held), "the dead run's write landed"
 
@@ -228,3 +255,5 @@ def test_what_spark_has_in_flight_may_land_at_any_time(location, catalog, rows, 
         land()
         check_all_done(found, rows)
     assert not found.before_write, "the successor's write came to meet it"
+    if conditions.snapshots == "append":
+        check_streamed(found, rows)

@@ -20,7 +20,7 @@ OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", 
 
 
 @pytest.fixture
-def catalog(services):
+def everything(services):
     """All that the catalog knows: each table and view with its version, and each namespace."""
     database = services.catalog_uri.removeprefix("sqlite:///")
 
@@ -46,7 +46,7 @@ def made(warm_spark, table):
 
 
 @pytest.fixture
-def refused(warm_spark, catalog):
+def refused(warm_spark, everything):
     """The error of a batch, which has changed nothing: ``refused(kind, match, table, column, ...)``."""
 
     def refuse(kind, match, table, *columns, make=None, end=5):
@@ -54,10 +54,10 @@ def refused(warm_spark, catalog):
             frame = warm_spark.range(0, end, 1, 1).selectExpr(*KEY, *columns)
             return frame if make is None else make(frame)
 
-        before = catalog()
+        before = everything()
         with pytest.raises(kind, match=match) as told:
             write(warm_spark, table, BATCH, rows)
-        assert catalog() == before
+        assert everything() == before
         return told.value
 
     return refuse
