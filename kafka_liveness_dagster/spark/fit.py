@@ -44,10 +44,12 @@ class Fit:
     Attributes:
         new: columns of the rows that the table lacks.
         lacking: columns of the table that the rows lack; null is written.
+        wider: columns of the rows whose type holds more than the table's, into which Iceberg can turn it.
     """
 
     new: tuple[StructField, ...]
     lacking: tuple[StructField, ...]
+    wider: tuple[StructField, ...] = ()
 
 
 def check_rows(frame: DataFrame, of: str) -> None:
@@ -113,7 +115,7 @@ def check_new(fields: Sequence[StructField], name: str) -> None:
 
 
 def fit(frame: DataFrame, columns: StructType, name: str) -> Fit:
-    """What is new in the rows, and what they lack.
+    """What is new in the rows, what they lack, and what needs more room.
 
     Raises:
         TableSchemaError: a new column cannot be, a column is the same but for its case, or one that is lacking may
@@ -134,7 +136,8 @@ def fit(frame: DataFrame, columns: StructType, name: str) -> Fit:
             f"rows for {name} lack {', '.join(required)}, which the table requires: nothing was written; "
             "add the columns in the transform or drop NOT NULL"
         )
-    return Fit(new, lacking)
+    kinds = {field.name: field.dataType for field in columns}
+    return Fit(new, lacking, tuple(f for f in rows if f.name in kinds and _widens(kinds[f.name], f.dataType)))
 
 
 def as_stored(frame: DataFrame, columns: StructType) -> DataFrame:
@@ -165,6 +168,13 @@ def sql_type(kind: DataType) -> str:
     if isinstance(kind, MapType):
         return f"map<{sql_type(kind.keyType)}, {sql_type(kind.valueType)}>"
     return str(kind.simpleString())
+
+
+def _widens(has: DataType, given: DataType) -> bool:
+    """Whether Iceberg can make the one of the other, and no value has to fit that does not."""
+    if isinstance(has, t.DecimalType) and isinstance(given, t.DecimalType):
+        return bool(has.scale == given.scale and has.precision < given.precision)
+    return (type(has), type(given)) in {(IntegerType, LongType), (t.FloatType, t.DoubleType)}
 
 
 def _twins(names: Iterable[str], frame: DataFrame) -> list[str]:

@@ -178,10 +178,10 @@ class TableWrite:
         if self._cuts and snapshot_id is not None:
             self.may_go_on()
             written, replaced = self._with_survivors(written, snapshot_id, shape)
-        if found.new:
-            schema.rehearse(table, frame, found.new, shape.columns)
+        if found.new or found.wider:
+            schema.rehearse(table, frame, found, shape.columns)
             self.may_go_on()
-            schema.add(table, session, found.new)
+            schema.evolve(table, session, found)
         merge = snapshots.Merge(written, table, ranges, summary, self.may_go_on)
 
         def execute() -> int:

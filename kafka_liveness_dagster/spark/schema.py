@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.functions import partitioning
+from pyspark.sql.types import StructField, StructType
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Field, Layout, field
 from kafka_liveness_dagster.spark.failed import in_short, is_the_servers
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.spark.fit import Fit
     from kafka_liveness_dagster.spark.table import IcebergTable
 
 _PROPERTIES = {
@@ -94,8 +95,8 @@ def widened(frame: DataFrame, lacking: Iterable[StructField]) -> DataFrame:
     return frame.selectExpr("*", *(f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in lacking))
 
 
-def rehearse(table: IcebergTable, frame: DataFrame, new: Sequence[StructField], columns: StructType) -> None:
-    """Find out what could refuse rows that bring new columns: the schema is not part of the rows' commit.
+def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructType) -> None:
+    """Find out what could refuse rows for which the schema has to change: that is not part of the rows' commit.
 
     So Spark is asked whether the other columns can be written, and computes the rows once for nothing: one that no
     batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it knows.
@@ -103,31 +104,42 @@ def rehearse(table: IcebergTable, frame: DataFrame, new: Sequence[StructField], 
     Args:
         table: the table.
         frame: the rows.
-        new: those of their columns that the table lacks.
+        found: what of them is new to the table, or needs more room.
         columns: the table's.
 
     Raises:
         TableSchemaError: the table cannot take the rows.
         pyspark.errors.PySparkException: a row failed.
     """
-    added = {field.name for field in new}
-    known = frame.selectExpr(*(quoted(name) for name in frame.columns if name not in added))
+    added, wider = {field.name for field in found.new}, {field.name: field.dataType for field in found.wider}
+    kinds = {field.name: field.dataType for field in columns}
+    known = frame.selectExpr(
+        *(
+            f"CAST(NULL AS {sql_type(kinds[name])}) {quoted(name)}" if name in wider else quoted(name)
+            for name in frame.columns
+            if name not in added
+        )
+    )
     sql = f"EXPLAIN INSERT INTO {table.quoted} BY NAME SELECT * FROM {{rows}}"
     plan = frame.sparkSession.sql(sql, rows=known).collect()
     if len(plan) > 1 and plan[0][0].startswith("Error"):
         raise table.refused(plan[1][0])
-    as_stored(frame, columns).write.format("noop").mode("overwrite").save()
+    then = StructType([StructField(f.name, wider.get(f.name, f.dataType), f.nullable) for f in columns])
+    as_stored(frame, then).write.format("noop").mode("overwrite").save()
 
 
-def add(table: IcebergTable, session: SparkSession, new: Iterable[StructField]) -> None:
-    """Add columns.
+def evolve(table: IcebergTable, session: SparkSession, found: Fit) -> None:
+    """Add columns, and widen others; a metadata commit each, which no row has to be written again for.
 
     Raises:
-        TableSchemaError: the table cannot have them; it has none of them.
+        TableSchemaError: the table cannot have them.
         pyspark.errors.PySparkException: somebody else added one of them meanwhile.
     """
+    changes = [f"ADD COLUMNS ({', '.join(map(column, found.new))})"] if found.new else []
+    changes += [f"ALTER COLUMN {quoted(field.name)} TYPE {sql_type(field.dataType)}" for field in found.wider]
     try:
-        session.sql(f"ALTER TABLE {table.quoted} ADD COLUMNS ({', '.join(map(column, new))})")
+        for change in changes:
+            session.sql(f"ALTER TABLE {table.quoted} {change}")
     except PySparkException as error:
         if is_the_servers(error) or error.getCondition() == "FIELD_ALREADY_EXISTS":
             raise

@@ -88,7 +88,7 @@ LOG: Any = Log()
 _OS = SimpleNamespace(getppid=_getppid)
 _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
 _decoded = lru_cache(4_096)(core_ledger.decode)
-_FITS = SimpleNamespace(lacking=(), new=())
+_FITS = SimpleNamespace(lacking=(), new=(), wider=())
 _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "time", time) for module in (admin, consumer, first_log, in_flight, iceberg, job, ledger, link, live)),
     *((module, "time", time) for module in (member, pipeline, rebalance, waiting)),

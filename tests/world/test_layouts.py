@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -110,6 +111,42 @@ def test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, na
     for offset in range(10, 20):
         del expected[0, offset]
     assert held(warm_spark, table) == expected
+
+
+@pytest.mark.parametrize("snapshots", ["overwrite", "append"])
+def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
+    """Nested ones and a variant too; a column grows with the rows' type, one they lack is null, a new one is added."""
+    layout = Layout(snapshots, table_properties={"format-version": "3"})
+    first = (
+        "CAST(offset AS int) AS n", "CAST(1.5 AS float) AS f", "CAST(2.25 AS decimal(4, 2)) AS d",
+        "DATE'2026-01-02' AS day",
+        "TIMESTAMP'2026-01-02 03:04:05' AS at", "TIMESTAMP_NTZ'2026-01-02 03:04:05' AS local", "X'00ff' AS raw",
+        "named_struct('a', 1, 'b', array('x')) AS nested", "map('k', named_struct('c', 2)) AS by_key",
+        "parse_json('{\"a\": [1, 2]}') AS anything",
+    )  # fmt: skip
+    wide = (
+        "offset + 5000000000 AS n",
+        "CAST(0.1 AS double) AS f",
+        "CAST(12345.25 AS decimal(9, 2)) AS d",
+        "'b' AS new",
+    )
+
+    def rows(start, columns):
+        whole = warm_spark.range(start, start + 5, 1, 1).selectExpr("id AS offset")
+        return whole.selectExpr("'orders' AS topic", "0 AS partition", "offset", *columns)
+
+    for start, columns in ((0, first), (5, first), (10, wide), (0, first)):
+        write(warm_spark, table, [orders(start, start + 5)], lambda: rows(start, columns), layout=layout)  # noqa: B023
+    shown = warm_spark.table(table).withColumn("text", F.expr("to_json(anything)")).drop("anything")
+    found = {row["offset"]: row for row in shown.collect()}
+    assert sorted(found) == list(range(15))
+    old, new = found[3], found[12]
+    assert (old["n"], old["f"], str(old["d"]), old["text"]) == (3, 1.5, "2.25", '{"a":[1,2]}')
+    assert (old["nested"].asDict(recursive=True), old["by_key"]["k"]["c"]) == ({"a": 1, "b": ["x"]}, 2)
+    assert (bytes(old["raw"]), str(old["day"]), old["new"]) == (b"\x00\xff", "2026-01-02", None)
+    assert (new["n"], new["f"], str(new["d"]), new["nested"], new["new"]) == (5000000012, 0.1, "12345.25", None, "b")
+    kinds = dict(warm_spark.table(table).select("n", "f", "d").dtypes)
+    assert kinds == {"n": "bigint", "f": "double", "d": "decimal(9,2)"}
 
 
 @pytest.mark.parametrize("name", APPENDED)
