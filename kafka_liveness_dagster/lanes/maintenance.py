@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.maintenance import Figures
 
 
+_SILENT_SECONDS = 120.0
+"""Spark tells every few seconds that it is at work, however long that takes."""
+
+
 def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -> None:
     """Compact what is settled, expire old snapshots, remove what nobody has; then show it on the table's asset.
 
@@ -27,6 +31,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         KafkaLivenessError: Kafka or Spark refused; both lanes go on, and so does the next maintenance.
     """
     from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
     from kafka_liveness_dagster.spark.maintenance import Maintenance  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
@@ -39,7 +44,8 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         if (line := progress.report(completed, total, time.monotonic())) is not None:
             log.info("%s", line)
 
-    with SparkJob(session, None, reported):
+    silent = line_of(session).unless_silent(_SILENT_SECONDS, f"{table.name} is maintained")
+    with SparkJob(session, None, reported), silent:
         if table.current(session) is None:
             log.info("%s has no snapshot yet: nothing to maintain", table.name)
             return

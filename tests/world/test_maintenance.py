@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +19,11 @@ from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.maintenance import Maintenance
 from kafka_liveness_dagster.spark.table import IcebergTable
 from tests.world.live_runs import LiveRuns
+from tests.world.silent_proxy import SilentProxy
 from tests.world.stories import wait_for
 
 DEFAULT, BY_DAY = Layout(), Layout(partition_by=("days(placed_at)",))
+PORT = re.compile(r":(\d+)")
 ALL_DAY = "timestamp_seconds(id) AS placed_at"
 
 
@@ -175,7 +178,7 @@ def live(services, make_topic, produce, table, warm_spark):
     topic = make_topic(2)
     often = kl.Maintenance(min_files=2, max_snapshot_age_seconds=0.0)
     for partition in (0, 1):
-        produce(services.bootstrap_servers, topic, partition, map(str, range(200)))
+        produce(services.bootstrap_servers, topic, partition, map(str, range(100)))
     return LiveRuns(services, topic, table, "classic", max_poll_records=10, maintenance=often)
 
 
@@ -194,7 +197,7 @@ def test_it_runs_beside_a_live_lane(live, table, spark):
         run, _ = lane.result()
         assert run.success
         _, told, said = run_job(instance, asset, resources)
-    assert held(spark, table) == [(p, offset) for p in (0, 1) for offset in range(200)]
+    assert held(spark, table) == [(p, offset) for p in (0, 1) for offset in range(100)]
     assert len(shown) > 1, "the lane was long at work"
     assert len(files(spark, table)) <= 4
     assert told["files"].endswith(f"→ {len(files(spark, table))}")
@@ -203,4 +206,24 @@ def test_it_runs_beside_a_live_lane(live, table, spark):
     for partition in (0, 1):
         tp = TopicPartition(live.topic, partition)
         account = ledger.accounts([tp])[tp]
-        assert (account.done, account.complete) == ((Span(0, 200),), True)
+        assert (account.done, account.complete) == ((Span(0, 100),), True)
+
+
+def test_a_spark_that_falls_silent_ends_it(services, live, monkeypatch):
+    """By name, and long before somebody looks; both lanes have their own limits."""
+    monkeypatch.setattr("kafka_liveness_dagster.lanes.maintenance._SILENT_SECONDS", 2.0)
+    live.run(lambda batch: batch.select("topic", "partition", "offset"))
+    with SilentProxy(int(PORT.search(services.spark_remote)[1])) as proxy:
+        compact = Maintenance.compact
+
+        def silently(*arguments):
+            proxy.fall_silent()
+            return compact(*arguments)
+
+        monkeypatch.setattr(Maintenance, "compact", silently)
+        asset = kl.kafka_asset(**live.settings)(lambda batch: batch)
+        remote = PORT.sub(f":{proxy.port}", services.spark_remote, count=1)
+        resources = dg.Definitions(resources={"kafka": live.kafka, "spark": kl.SparkConnectResource(remote=remote)})
+        job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_maintenance_job")
+        run = job.execute_in_process(raise_on_error=False)
+    assert run.failure_data_for_node("maintain_orders").error.cause.cls_name == "SparkSilentError"
