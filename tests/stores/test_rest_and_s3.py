@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from uuid import uuid4
 
 import pytest
@@ -14,9 +16,10 @@ from kafka_liveness_dagster.embedded import doctor
 from kafka_liveness_dagster.spark.errors import StorageError, TableUnreadableError
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.maintenance import Maintenance
 from kafka_liveness_dagster.spark.table import IcebergTable
 from tests.stores.conftest import IMPATIENT
-from tests.world import test_audit, test_layouts, test_spark_iceberg, test_table_ledger
+from tests.world import test_audit, test_layouts, test_maintenance, test_spark_iceberg, test_table_ledger
 from tests.world.forgetful import Forgetful, kept
 from tests.world.test_spark_iceberg import frame, held, once, orders, put
 
@@ -34,9 +37,12 @@ TOLD_ONCE_MORE = (
     test_layouts.test_partitions_that_somebody_changed_since,
     test_table_ledger.test_what_was_rolled_away_and_expired_is_not_told_on,
     test_audit.test_a_life_with_a_crash_is_certified,
+    test_maintenance.test_the_ledger_outlives_the_snapshots,
+    test_maintenance.test_deleted_rows_are_gone_from_the_files,
 )
 globals().update({test.__name__: test for test in TOLD_ONCE_MORE})
 topic, streamed, audit = test_spark_iceberg.topic, test_layouts.streamed, test_audit.audit  # fixtures of theirs
+ledger = test_maintenance.ledger
 NOBODY = "http://127.0.0.1:1"
 
 
@@ -90,6 +96,21 @@ def test_the_files_are_where_they_are_said_to_be(stores, warm_spark, table, cata
     for place in (found.metadata_location, *data):
         assert place.startswith("s3://")
         assert (stores.objects / place.removeprefix("s3://")).is_file()
+
+
+def test_what_no_snapshot_has_is_deleted_from_the_store(stores, warm_spark, table):
+    """An object that is old; younger ones, and all that the table has, stay."""
+    put(warm_spark, table, orders(70, 100))
+    place = warm_spark.sql(f"SELECT file_path FROM {table}.files").first()[0].removeprefix("s3://")
+    kept = stores.objects / place
+    old, young = kept.with_name("died.parquet"), kept.with_name("writing.parquet")
+    for orphan in (old, young):
+        orphan.write_bytes(kept.read_bytes())
+    two_days_ago = time.time() - 2 * 86_400
+    for one in (old, kept):
+        os.utime(one, (two_days_ago, two_days_ago))
+    assert Maintenance(warm_spark, IcebergTable(table)).remove_orphans(time.time(), min_age=86_400.0) == 1
+    assert (old.exists(), young.exists(), kept.exists()) == (False, True, True)
 
 
 def test_a_live_run_a_crash_and_its_backfill(services, world):
