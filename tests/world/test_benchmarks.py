@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import dagster as dg
 import pytest
 
+import kafka_liveness_dagster as kl
 from benchmarks import pictures
-from benchmarks.lake import Lake, is_exact
+from benchmarks.lake import Lake, fill, is_exact, new_topic, to_rows
 from benchmarks.turns import Seconds
+from benchmarks.ways import Runs
 
 
 def test_only_a_table_with_each_offset_once_is_timed(services, warm_spark, tmp_path):
@@ -19,6 +22,22 @@ def test_only_a_table_with_each_offset_once_is_timed(services, warm_spark, tmp_p
     warm_spark.sql(f"INSERT INTO {table.quoted} SELECT 'orders', 0, offset, 'order' FROM {rows}")
     with pytest.raises(RuntimeError, match="has 4 rows of 3 offsets in ranges of 4"):
         lake.drop_exact(table, 4)
+
+
+def test_both_lanes_are_timed_as_they_are(services, warm_spark, tmp_path):
+    """By resources that stand for the package's: what a run asks them for, they have. Their tables are exact."""
+    topic = new_topic(services.bootstrap_servers, 1)
+    fill(services.bootstrap_servers, topic, 1, 50)
+    with dg.DagsterInstance.ephemeral() as instance:
+        lake = Lake(services.bootstrap_servers, warm_spark, tmp_path, instance)
+        table = lake.new_table()
+        asset = kl.kafka_asset(
+            topics=[topic], group_id=topic, name=topic, table=table.name, max_poll_records=20, idle_seconds=0.1
+        )(to_rows)
+        committed = []
+        assert Runs(lake).live(asset, committed.append).seconds > 0
+        assert [batch.max_records for batch in committed] == [20, 20, 10]
+        lake.drop_exact(table, 50)
 
 
 @pytest.mark.parametrize(
