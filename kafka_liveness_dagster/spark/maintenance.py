@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _TRIES = 3
 _MOST_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
-_BY_PREFIX = "prefix_listing => true"  # object stores have no folders to walk through
+_BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
+_LOCAL = ("file:", "/")  # listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
 _SNAPSHOTS = f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{SINCE}'] FROM {{table}}.`snapshots`"
 _FIGURES = (
     "SELECT count_if(content = 0), coalesce(sum(if(content = 0, file_size_in_bytes, 0)), 0), count_if(content > 0), "
@@ -117,7 +118,9 @@ class Maintenance:
     def remove_orphans(self, now: float, *, min_age: float) -> int:
         """Delete what no snapshot has and nobody has written to for so long: of batches that died; gives how many."""
         before = _moment(now - min_age)
-        return len(self._unless_in_the_way(f"remove_orphan_files({{table}}, older_than => {before}, {_BY_PREFIX})"))
+        sql = f"SELECT file FROM {self.table.quoted}.`metadata_log_entries` LIMIT 1"
+        listed = "" if self.session.sql(sql).collect()[0]["file"].startswith(_LOCAL) else _BY_PREFIX
+        return len(self._unless_in_the_way(f"remove_orphan_files({{table}}, older_than => {before}{listed})"))
 
     def _is_sorted(self) -> bool:
         found = self.session.sql(f"SHOW TBLPROPERTIES {self.table.quoted} ('sort-order')").collect()
