@@ -31,13 +31,13 @@ PARTITIONS = 8
 
 
 @click.command()
-@click.option("--records", default=1_000_000, show_default=True)
-@click.option("--batch", "batches", default=(250_000, 25_000), show_default=True, multiple=True,
+@click.option("--records", default=200_000, show_default=True)
+@click.option("--batch", "batches", default=(100_000, 25_000), show_default=True, multiple=True,
               help="Offsets a batch; may be repeated.")  # fmt: skip
 @click.option("--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted.")
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
 def main(records: int, batches: Sequence[int], repetitions: int, write: Path | None) -> None:
-    """Measure the live lane with both kinds of snapshots. About 4 minutes."""
+    """Measure the live lane with both kinds of snapshots. About 3 minutes."""
     console = Console()
     with lake() as services:
         topic = new_topic(services.servers, PARTITIONS)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+
 import pytest
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, parallelism, read
+from tests.world.stories import wait_for
 
 
 def _offsets(frame):
@@ -99,3 +104,22 @@ def test_nothing_to_read_and_nowhere_to_read_from_are_refused(spark):
         read(spark, [], {"kafka.bootstrap.servers": "localhost:9092"})
     with pytest.raises(InvalidSettingError, match=r"kafka\.bootstrap\.servers"):
         read(spark, [OffsetRange("orders", 0, 70, 120)], {})
+
+
+def _records_held(spark):
+    """How many records Spark's server holds, by a histogram of its heap."""
+    [(pid,)] = spark.sql("SELECT java_method('java.lang.ProcessHandle', 'current')").collect()
+    jmap = find_java().with_name("jmap")
+    told = subprocess.run([jmap, "-histo:live", pid], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+) +\d+ +org\.apache\.kafka\.clients\.consumer\.ConsumerRecord\b", told)
+    return int(found[1]) if found else 0
+
+
+def test_what_was_fetched_and_not_read_is_not_kept(spark, services, make_topic, produce):
+    """A batch that is only looked into leaves the rest of what was fetched: by default for 5 min, without a bound."""
+    topic, kafka = make_topic(1), {"kafka.bootstrap.servers": services.bootstrap_servers}
+    produce(services.bootstrap_servers, topic, 0, map(str, range(2_000)))
+    for _ in range(20):
+        assert not read(spark, [OffsetRange(topic, 0, 0, 2_000)], kafka).isEmpty()
+    assert _records_held(spark) > 20 * 1_000, "they are held for the next read"
+    wait_for(lambda: _records_held(spark) < 2_000)
