@@ -142,7 +142,7 @@ class Iceberg(Group):
 
     snapshots: Literal["overwrite", "append"] = "overwrite"
     """``append`` commits new offsets as snapshots that streams can read, Spark's ``readStream`` or Flink's, and
-    takes 1.5 to 2.4 times as long, the most with small batches; what comes again replaces what was there."""
+    takes 1.6 to 2.1 times as long, the most with small batches; what comes again replaces what was there."""
     partition_by: kinds.PartitionFields = BY_KAFKA_PARTITION
     """Columns, or ``days(column)``, ``hours(…)``, ``months(…)``, ``years(…)``, ``bucket(16, column)``; none for a table
     without partitions."""

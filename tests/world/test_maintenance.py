@@ -208,7 +208,8 @@ def test_it_runs_beside_a_live_lane(live, table, spark, services, produce):
             enough.set()
         run, _ = lane.result()
         assert run.success
-        _, told = run_job(instance, asset, resources)
+        run, told = run_job(instance, asset, resources)
+        assert run.success
     end = 100 + 5 * next(batches)
     assert held(spark, table) == [(p, offset) for p in (0, 1) for offset in range(end)]
     assert len(files(spark, table)) <= 4
