@@ -170,9 +170,9 @@ class _Story:
     def _stopped_in_a_batch(self, pid: int, run: str) -> str | None:
         """Stop the worker, look, and let it go on unless it is in the middle of a batch."""
         os.kill(pid, signal.SIGSTOP)
-        said = [text for _, text in messages(self.instance, run) if text.startswith(("processing ", "committed "))]
-        if said and said[-1].startswith("processing "):
-            return said[-1].removeprefix("processing ")
+        behind = sum(facts.log_end - (facts.committed or 0) for facts in self._facts().values())
+        if self._commits(run) and behind > 2 * orders.settings.most_records:
+            return f"its batches, {behind:,} orders behind"
         os.kill(pid, signal.SIGCONT)
         return None
 

@@ -83,7 +83,7 @@ class Batch:
         return {r.topic_partition: r.span for r in self.ranges}
 
     def __str__(self) -> str:
-        return " ".join(map(str, self.ranges))
+        return f"{self.ranges[0]}" + (f" and {len(self.ranges) - 1:,} more" if self.ranges[1:] else "")
 
 
 @dataclass

@@ -19,8 +19,9 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
+from kafka_liveness_dagster.lanes.batch_lines import BatchLines
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
-from kafka_liveness_dagster.metadata import Tally, counted
+from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import SparkSilentError
 from kafka_liveness_dagster.spark.sink import SinkWitness
@@ -105,15 +106,15 @@ class Pipeline:
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
         tally, sizer = Tally(), BatchSizer(self.most_records, self.auto, self.most_bytes)
-        with InFlightWrites() as in_flight:
+        with BatchLines(log) as lines, InFlightWrites() as in_flight:
 
             def commit_first() -> None:
                 one = in_flight[0]
-                sizer.in_time(one.batch, self._commit_first(in_flight, lane, tally, log), one.mean_bytes())
+                sizer.in_time(one.batch, self._commit_first(in_flight, lane, tally, lines), one.mean_bytes())
 
             lane.on_fence(lambda: in_flight.cancel(lane.is_open))
             lane.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, commit_first))
-            while self._fill(in_flight, next_batch, lane, sizer, log):
+            while self._fill(in_flight, next_batch, lane, sizer, lines):
                 batch = in_flight[0].batch
                 try:
                     commit_first()
@@ -129,7 +130,7 @@ class Pipeline:
         return tally
 
     def _fill(
-        self, in_flight: InFlightWrites, next_batch: Source, lane: Lane, sizer: BatchSizer, log: dg.DagsterLogManager
+        self, in_flight: InFlightWrites, next_batch: Source, lane: Lane, sizer: BatchSizer, lines: BatchLines
     ) -> bool:
         """Begin as many batches as may be in flight; False when there is none, and none comes."""
         most = 1 if sizer.judges_alone else self.most_in_flight  # a batch that may be too slow shares Spark with nobody
@@ -140,20 +141,20 @@ class Pipeline:
             except Exception as error:
                 if not in_flight:
                     raise
-                log.warning("nothing is planned ahead: %s", error)  # said again when what is in flight has landed
+                lines.log.warning("nothing is planned ahead: %s", error)  # said again when what is in flight has landed
                 break
             if batch is None and ahead and not in_flight:
                 continue  # a rebalance has landed what was in flight meanwhile: this one is ahead of nothing
             if batch is None:
                 break
             failpoint(Failpoint.AFTER_PLAN)
-            log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
-            in_flight.append(self._write_of(batch, lane, log))
+            lines.begun(batch)
+            in_flight.append(self._write_of(batch, lane, lines.log))
             if self.most_in_flight > 1:
                 in_flight[-1].begin()
         return bool(in_flight)
 
-    def _commit_first(self, in_flight: InFlightWrites, lane: Lane, tally: Tally, log: dg.DagsterLogManager) -> float:
+    def _commit_first(self, in_flight: InFlightWrites, lane: Lane, tally: Tally, lines: BatchLines) -> float:
         """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
         one = in_flight[0]
         try:
@@ -163,18 +164,11 @@ class Pipeline:
         except Exception:
             lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
             raise
-        if written.attempts > 1:
-            again = "its files" if written.rewritten else "the same offsets"
-            log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         handed_over = lane.commit(one.batch)
         failpoint(Failpoint.AFTER_OFFSET_COMMIT)
         seconds = in_flight.committed()
         tally.add(one.batch, written.rows, seconds)
-        if handed_over:
-            but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
-            log.info(but, one.batch, ", ".join(map(str, handed_over)), counted(written.rows), seconds)
-        else:
-            log.info("committed %s: %s in %.2f s", one.batch, counted(written.rows), seconds)
+        lines.committed(one.batch, written, seconds, handed_over)
         return seconds
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
@@ -217,7 +211,7 @@ class Pipeline:
         self, batch: Batch, lane: Lane, log: dg.DagsterLogManager
     ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
         """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
-        progress = ProgressLog(_named(batch), time.monotonic(), TELL_EVERY_SECONDS)
+        progress = ProgressLog(str(batch), time.monotonic(), TELL_EVERY_SECONDS)
 
         def progressed(_completed: int, _total: int) -> None:
             with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
@@ -243,8 +237,3 @@ def _witness(
 
     session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
     return TableLedger(IcebergTable(asset.table or ""), session, max(budget_seconds, ANSWER_SECONDS))
-
-
-def _named(batch: Batch) -> str:
-    """A batch by its first range: it may have hundreds."""
-    return f"{batch.ranges[0]}" + (f" and {len(batch.ranges) - 1} more" if batch.ranges[1:] else "")

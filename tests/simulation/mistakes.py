@@ -149,7 +149,7 @@ def own_before_committing(member, settled):
                 del member.arrived[tp]
 
 
-def commit_before_writing(pipeline, in_flight, lane, tally, log):
+def commit_before_writing(pipeline, in_flight, lane, tally, lines):
     """Done before it is in the table."""
     lane.commit(in_flight[0].batch)
     one = in_flight[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
 from uuid import uuid4
 
 import dagster as dg
@@ -36,14 +37,15 @@ class LiveRuns:
         }
 
     def run(self, transform):
-        """A live run; the run and what it said."""
+        """A live run; the run and what it said, with a line for each batch."""
         asset = kl.kafka_asset(**self.settings)(transform)
         resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self.spark})
         job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_job")
         with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
             instance.get_runs()  # makes its tables, for those who ask meanwhile
             self.instance = instance
-            run = job.execute_in_process(instance=instance, raise_on_error=False)
+            with patch("kafka_liveness_dagster.lanes.batch_lines.EVERY_SECONDS", 0.0):
+                run = job.execute_in_process(instance=instance, raise_on_error=False)
             self.tags = instance.get_run_by_id(run.run_id).tags
             return run, [entry.user_message for entry in instance.all_logs(run.run_id)]
 

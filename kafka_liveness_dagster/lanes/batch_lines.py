@@ -1,0 +1,80 @@
+"""What does a run's log say of its batches? Of the first at once, then of all since the last line together.
+
+A lane at work commits twice a second for days, and each line is a row in Dagster's event log: so there is one in ten
+seconds, as short for a thousand partitions as for one. Which offsets a commit had is in the snapshot's own summary.
+What is unusual is told at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS
+from kafka_liveness_dagster.metadata import Tally, counted, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import dagster as dg
+    from typing_extensions import Self
+
+    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.spark.iceberg import Written
+
+EVERY_SECONDS = TELL_EVERY_SECONDS
+_SHOWN = 5  # of the partitions that were handed over
+
+
+class BatchLines:
+    """The lines of one run. As a context manager: none is left untold.
+
+    Attributes:
+        log: the run's.
+    """
+
+    def __init__(self, log: dg.DagsterLogManager) -> None:
+        self.log = log
+        self._since, self._last = Tally(), ""
+        self._told_at = self._began_at = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tell()
+
+    def begun(self, batch: Batch) -> None:
+        """A batch is planned."""
+        now = time.monotonic()
+        if now - self._began_at >= EVERY_SECONDS:
+            self._began_at = now
+            self.log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
+
+    def committed(
+        self, batch: Batch, written: Written, seconds: float, handed_over: Sequence[TopicPartition] = ()
+    ) -> None:
+        """A batch is in the table and committed, but for what its new owner writes again."""
+        if written.attempts > 1:
+            again = "its files" if written.rewritten else "the same offsets"
+            self.log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
+        if handed_over:
+            named = ", ".join(map(str, handed_over[:_SHOWN])) + (", …" if handed_over[_SHOWN:] else "")
+            but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
+            self.log.info(but, batch, named, counted(written.rows), seconds)
+            return
+        self._since.add(batch, written.rows, seconds)
+        self._last, now = str(batch), time.monotonic()
+        if now - self._told_at >= EVERY_SECONDS:
+            self._told_at = now
+            self._tell()
+
+    def _tell(self) -> None:
+        since, self._since = self._since, Tally()
+        if since.batches == 1:
+            self.log.info("committed %s: %s in %.2f s", self._last, counted(since.rows), since.seconds)
+        elif since.batches:
+            told = "committed %s up to %s: %s in %.2f s"
+            self.log.info(told, number(since.batches, "batch"), self._last, counted(since.rows), since.seconds)

@@ -1,0 +1,80 @@
+"""What a run's log says of its batches: little, however many they are and however many partitions they have."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.lanes import batch_lines
+from kafka_liveness_dagster.lanes.batch_lines import BatchLines
+from kafka_liveness_dagster.spark.iceberg import Written
+
+
+class Log(list):
+    """A run's log."""
+
+    def debug(self, line, *values):
+        self.append(line % values)
+
+    info = debug
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, to be set."""
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(batch_lines, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    return now
+
+
+def batch(partitions, start=0):
+    """Five offsets of each partition."""
+    return Batch(tuple(OffsetRange("orders", p, start, start + 5) for p in range(partitions)), 60.0)
+
+
+def written(rows, attempts=1):
+    """What one wrote."""
+    return Written(rows, attempts, rewritten=False)
+
+
+def test_the_first_is_told_at_once_and_the_others_together(clock):
+    """A line in ten seconds, and none of a batch is lost at the end."""
+    log = Log()
+    with BatchLines(log) as lines:
+        for second in range(13):
+            clock.seconds = 100.0 + second
+            lines.begun(batch(1, 5 * second))
+            lines.committed(batch(1, 5 * second), written(5), 0.5)
+    assert log == [
+        "processing orders:0:0-5, 60.0 s at most",
+        "committed orders:0:0-5: 5 rows in 0.50 s",
+        "processing orders:0:50-55, 60.0 s at most",
+        "committed 10 batches up to orders:0:50-55: 50 rows in 5.00 s",
+        "committed 2 batches up to orders:0:60-65: 10 rows in 1.00 s",
+    ]
+
+
+def test_what_is_unusual_is_told_at_once(clock):
+    """Another writer, and partitions that went before the commit."""
+    log = Log()
+    with BatchLines(log) as lines:
+        lines.committed(batch(1), written(5), 0.5)
+        lines.committed(batch(2, 5), written(10, attempts=2), 0.5, [TopicPartition("orders", 1)])
+    assert log[1:] == [
+        "another writer had touched the same offsets: written at attempt 2",
+        "written orders:0:5-10 and 1 more and committed but for orders:1, "
+        + "which its new owner writes again: 10 rows in 0.50 s",
+    ]
+
+
+def test_a_line_is_as_short_for_a_thousand_partitions(clock):
+    """Which offsets these were is in the snapshot's summary."""
+    log = Log()
+    with BatchLines(log) as lines:
+        lines.begun(batch(1_000))
+        lines.committed(batch(1_000), written(5_000), 0.5)
+        lines.committed(batch(1_000), written(5_000), 0.5, [TopicPartition("orders", p) for p in range(1_000)])
+    assert max(map(len, log)) < 200
