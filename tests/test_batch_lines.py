@@ -65,8 +65,7 @@ def test_what_is_unusual_is_told_at_once(clock):
         lines.committed(batch(2, 5), written(10, attempts=2), 0.5, [TopicPartition("orders", 1)])
     assert log[1:] == [
         "another writer had touched the same offsets: written at attempt 2",
-        "written orders:0:5-10 and 1 more and committed but for orders:1, "
-        + "which its new owner writes again: 10 rows in 0.50 s",
+        f"written {batch(2, 5)} and committed but for orders:1, which its new owner writes again: 10 rows in 0.50 s",
     ]
 
 

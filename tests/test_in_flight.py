@@ -13,6 +13,7 @@ from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
+from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.iceberg import Written
 
 PATIENCE = 20.0  # seconds
@@ -245,7 +246,8 @@ def test_a_rebalance_that_landed_everything_is_no_end_of_data():
         return Batch(ranges, 60.0, epoch=1) if number < 2 else None
 
     pipeline = Faked(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", 2)
-    tally = pipeline.run(lane, source, logging.getLogger("kafka_liveness_dagster"), pytest.fail)
+    tally = Tally()
+    pipeline.run(lane, source, logging.getLogger("kafka_liveness_dagster"), pytest.fail, tally)
     assert lane.committed == [0, 10]
     assert tally.batches == 2
     assert asked == [False, True, False, True, False]

@@ -65,6 +65,7 @@ def kafka_asset(
     max_batch_seconds: float | None = None,
     enable_parallel_rebalance: bool = False,
     idle_seconds: float = 10.0,
+    materialize_every: float = 60.0,
     batching: Batching = Batching(),
     crash_lag: CrashLag = CrashLag(),
     offsets: Offsets = Offsets(),
@@ -94,6 +95,8 @@ def kafka_asset(
         enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes
             a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not kept.
         idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
+        materialize_every: while a live run is at work, and has new data, the asset is materialized once in so many
+            seconds, for the first batch at once, and at the run's end; each tells what is new since the one before.
         batching: how batches are cut and written: fair or greedy, one or two at a time, what a poisoned offset does.
         crash_lag: what is owed after a crash: from how many offsets on, who catches it up, when the check warns.
         offsets: what to do where offsets, or the rows of committed ones, are missing.
@@ -121,6 +124,7 @@ def kafka_asset(
                 max_batch_seconds=max_batch_seconds,
                 enable_parallel_rebalance=enable_parallel_rebalance,
                 idle_seconds=idle_seconds,
+                materialize_every=materialize_every,
                 batching=batching,
                 crash_lag=crash_lag,
                 offsets=offsets,

@@ -97,6 +97,7 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     max_batch_seconds: Annotated[float | None, _READ] = _setting("max_batch_seconds")
     enable_parallel_rebalance: Annotated[bool, _READ] = _setting("enable_parallel_rebalance")
     idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
+    materialize_every: Annotated[float, _READ] = _setting("materialize_every")
     batching: Annotated[Batching, group_in_yaml(Batching)] = _setting("batching")
     crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting("crash_lag")
     offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")

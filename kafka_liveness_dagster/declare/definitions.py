@@ -5,7 +5,7 @@
 import gc
 import warnings
 import weakref
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -95,10 +95,12 @@ class KafkaAsset:
     def live(self) -> dg.AssetsDefinition:
         """The asset of the live lane: one run processes batches until no new data comes."""
 
-        def live(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-            return run_live(self.settings, context)
+        def live(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+            if (told := run_live(self.settings, context)) is not None:  # else all was told while it went on
+                yield told
 
-        make = dg.asset(name=self.name, description=self.settings.transform.__doc__, **self._shared())
+        doc = self.settings.transform.__doc__
+        make = dg.asset(name=self.name, description=doc, output_required=False, **self._shared())
         return cast("dg.AssetsDefinition", make(live))
 
     @cached_property

@@ -25,6 +25,13 @@ class Lane(Protocol):
     def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
 
 
+class Counts(Protocol):
+    """Who is told each batch that is committed."""
+
+    def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
+        """So many rows of it, None where nobody counts, in so many seconds. Maybe in the middle of a rebalance."""
+
+
 class Source(Protocol):
     """Where batches come from."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -11,9 +12,10 @@ from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.partition_keys import key_of, range_of
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
+from kafka_liveness_dagster.lanes.materialized import Materializations
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.waiting import Waiting
-from kafka_liveness_dagster.metadata import counted, number, range_metadata, range_table
+from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
 from kafka_liveness_dagster.settings.declarations import CatchUpSettings, ConsumerSettings
@@ -26,15 +28,19 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
     from kafka_liveness_dagster.lanes.lane import Source
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+    from kafka_liveness_dagster.spark.described import TableNow
 
 
-def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-    """One run of the live lane: batches until no new data comes, or the run's own budget is nearly spent."""
+def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
+    """One run of the live lane: batches until no new data comes, or the run's own budget is nearly spent.
+
+    Gives what no materialization has told while it was at work, None for nothing.
+    """
     with SignsOfLife(context, lane_tags(asset.group_id, "live")):
         return _live(asset, context)
 
 
-def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
     pipeline = Pipeline.of(asset, context)
     with pipeline.kafka.consumer(
         topics=asset.topics,
@@ -49,23 +55,45 @@ def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.Ma
         witness=pipeline.witness,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
-        next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, Waiting(consumer, context))
-        tally = pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context))
-        lag = _lag_at_end(consumer)
+        told = Materializations(
+            context,
+            asset.materialize_every,
+            lambda: _table_now(asset, pipeline, consumer.timeouts.budget.seconds),
+            lambda: _facts(consumer, asset, context, pipeline),
+        )
+        waiting = Waiting(consumer, context)
+        next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
+        pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context), told)
+        last = told.last()
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
-    return dg.MaterializeResult(
-        metadata={
-            **tally.metadata(),
-            **lag,
-            **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
-            "timeouts": str(consumer.timeouts),
-            **pipeline.spark.links(),
-            **({"crash_lag_found": range_table(consumer.jumped)} if consumer.jumped else {}),
-            **({"owed_again": range_table(consumer.forgotten)} if consumer.forgotten else {}),
-            **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
-            "group": asset.group_id,
-        }
-    )
+    return last
+
+
+def _table_now(asset: KafkaAssetSettings, pipeline: Pipeline, budget_seconds: float) -> TableNow | None:
+    """The table as readers see it; None for a sink of the user's own."""
+    if asset.table is None:
+        return None
+    from kafka_liveness_dagster.spark.described import described  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+
+    return described(pipeline.spark.session(), IcebergTable(asset.table), max(budget_seconds, ANSWER_SECONDS))
+
+
+def _facts(
+    consumer: LivenessConsumer, asset: KafkaAssetSettings, context: dg.AssetExecutionContext, pipeline: Pipeline
+) -> dict[str, Any]:
+    """What each materialization says beside what was written."""
+    return {
+        **_lag(consumer),
+        **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
+        "timeouts": str(consumer.timeouts),
+        **pipeline.spark.links(),
+        **({"crash_lag_found": range_table(consumer.jumped)} if consumer.jumped else {}),
+        **({"owed_again": range_table(consumer.forgotten)} if consumer.forgotten else {}),
+        **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
+        "group": asset.group_id,
+    }
 
 
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
@@ -89,7 +117,8 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> N
         context.log.info("a batch may take %s", lane.budget)
         left = ", ".join(map(str, owed)) or "nothing"
         context.log.info("%s; still owed: %s", number(len(asked), "partition"), left)
-        tally = pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)))
+        tally = Tally()
+        pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)), tally)
         left_out, lost = lane.quarantined, lane.lost
     context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
     if left_out:
@@ -101,7 +130,9 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> N
         context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
 
 
-def _until_idle(consumer: LivenessConsumer, idle_seconds: float, commit_every: float, waiting: Waiting) -> Source:
+def _until_idle(
+    consumer: LivenessConsumer, idle_seconds: float, commit_every: float, waiting: Waiting, told: Materializations
+) -> Source:
     """Batches until none came for so long; the wait for a rebalance to give us a part does not count as idle.
 
     One that is not full begins when something has waited for it for ``commit_every`` seconds.
@@ -111,24 +142,31 @@ def _until_idle(consumer: LivenessConsumer, idle_seconds: float, commit_every: f
     """
 
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
+        idle_at = time.monotonic() + idle_seconds
         while consumer.has_time_for_a_batch():
+            told.tell_if_due()
             if ahead:
                 return consumer.poll(0, max_records, min_records=max_records)
-            batch = consumer.poll(idle_seconds, max_records, min_records=max_records, max_wait_seconds=commit_every)
+            patience = max(0.0, idle_at - time.monotonic())
+            seconds = min(patience, told.due_in_seconds)
+            batch = consumer.poll(seconds, max_records, min_records=max_records, max_wait_seconds=commit_every)
             if batch is not None:
                 waiting.ended()
                 return batch
+            if seconds < patience:
+                continue
             if not waiting.goes_on():
                 return None
+            idle_at = time.monotonic() + idle_seconds
         return None
 
     return next_batch
 
 
-def _lag_at_end(consumer: LivenessConsumer) -> dict[str, int]:
+def _lag(consumer: LivenessConsumer) -> dict[str, int]:
     """What the partitions of this run still have to be read; a broker that is away just now is no reason to fail."""
     with suppress(KafkaLivenessError):
-        return {"lag_at_end": consumer.lag()}
+        return {"lag": consumer.lag()}
     return {}
 
 

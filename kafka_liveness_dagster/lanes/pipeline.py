@@ -21,7 +21,6 @@ from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.batch_lines import BatchLines
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
-from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import SparkSilentError
 from kafka_liveness_dagster.spark.sink import SinkWitness
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.lanes.lane import Lane, Source
+    from kafka_liveness_dagster.lanes.lane import Counts, Lane, Source
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
@@ -89,7 +88,8 @@ class Pipeline:
         next_batch: Source,
         log: dg.DagsterLogManager,
         on_quarantine: Callable[[OffsetRange, str], None],
-    ) -> Tally:
+        tally: Counts,
+    ) -> None:
         """Process and commit every batch; one that is too slow, or was lost to another member, comes again.
 
         Args:
@@ -97,6 +97,7 @@ class Pipeline:
             next_batch: gives a batch of at most so many offsets, None at the end.
             log: the run's.
             on_quarantine: told an offset that was passed, and why.
+            tally: told each batch that is committed.
 
         Raises:
             FencedError: this process is finished with the group; Spark was cancelled.
@@ -105,7 +106,7 @@ class Pipeline:
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        tally, sizer = Tally(), BatchSizer(self.most_records, self.auto, self.most_bytes)
+        sizer = BatchSizer(self.most_records, self.auto, self.most_bytes)
         with BatchLines(log) as lines, InFlightWrites() as in_flight:
 
             def commit_first() -> None:
@@ -127,7 +128,6 @@ class Pipeline:
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
                         on_quarantine(poison, self._passed(poison, batch, lane, fenced))
                     log.warning("%s: %s. At most %d offsets next", batch, fenced, sizer.bound)
-        return tally
 
     def _fill(
         self, in_flight: InFlightWrites, next_batch: Source, lane: Lane, sizer: BatchSizer, lines: BatchLines
@@ -154,7 +154,7 @@ class Pipeline:
                 in_flight[-1].begin()
         return bool(in_flight)
 
-    def _commit_first(self, in_flight: InFlightWrites, lane: Lane, tally: Tally, lines: BatchLines) -> float:
+    def _commit_first(self, in_flight: InFlightWrites, lane: Lane, tally: Counts, lines: BatchLines) -> float:
         """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
         one = in_flight[0]
         try:

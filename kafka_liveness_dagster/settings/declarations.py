@@ -53,6 +53,7 @@ class KafkaAssetSettings(Declared):
     max_batch_seconds: kinds.Budget | None
     enable_parallel_rebalance: kinds.Flag
     idle_seconds: kinds.Seconds
+    materialize_every: kinds.Seconds
     batching: Annotated[Batching, kinds.MADE]
     crash_lag: Annotated[CrashLag, kinds.MADE]
     offsets: Annotated[Offsets, kinds.MADE]

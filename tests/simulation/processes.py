@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from kafka_liveness_dagster.kafka.link import RunLink
 from kafka_liveness_dagster.lanes.lanes import _until_idle
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.waiting import Waiting
+from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from tests.simulation import oracle
 from tests.simulation.broker import TOPIC
@@ -185,8 +187,9 @@ class LiveRun(RunWorker):
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
             commit_every = self.world.scenario.commit_every
-            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, context))
-            pipeline.run(consumer, next_batch, LOG, self._quarantined)
+            told: Any = SimpleNamespace(add=Tally().add, tell_if_due=lambda: None, due_in_seconds=math.inf)
+            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, context), told)
+            pipeline.run(consumer, next_batch, LOG, self._quarantined, told)
             oracle.check_idle(self.world, self)
 
     def _quarantined(self, poison: OffsetRange, _why: str) -> None:
@@ -221,7 +224,7 @@ class CatchUpRun(RunWorker):
                 self.asked_at = clock.now
                 return lane.poll(max_records, ahead=ahead)
 
-            pipeline.run(lane, next_batch, LOG, self._left_out)
+            pipeline.run(lane, next_batch, LOG, self._left_out, Tally())
             left_out = lane.quarantined
         if left_out:
             raise PoisonedOffsetError(left_out, timeouts.budget.seconds, "they stay missing")

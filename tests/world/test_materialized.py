@@ -1,0 +1,86 @@
+"""The asset is materialized while its run is at work: downstream begins, and reads the snapshot that is named."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from tests.world.live_runs import SIZE, LiveRuns
+from tests.world.stories import wait_for
+
+ORDERS = dg.AssetKey("orders")
+
+
+@pytest.fixture
+def found(services, make_topic, produce, table, warm_spark):
+    """A lane whose second batch waits for the gate."""
+    topic = make_topic(1)
+    produce(services.bootstrap_servers, topic, 0, map(str, range(3 * SIZE)))
+    made = LiveRuns(services, topic, table, "classic", batching=kl.Batching(in_flight=1))
+    made.make_table(warm_spark)
+    return made
+
+
+def told(instance):
+    """The asset's materializations, oldest first."""
+    records = instance.fetch_materializations(ORDERS, limit=100).records
+    return [record.asset_materialization for record in reversed(records)]
+
+
+def later_batches(found):
+    """Rows whose offsets beyond the first batch wait for the gate."""
+    nap = "java_method('java.lang.Thread', 'sleep', 100L)"
+    closed = f"coalesce(java_method('java.lang.System', 'getProperty', '{found.gate}'), '') <> 'open'"
+    held = f"if(offset >= {SIZE} AND {closed}, {' || '.join([nap] * 5)}, '')"
+    return lambda batch: batch.selectExpr("topic", "partition", "offset", f"concat({held}, '') AS nap")
+
+
+def test_the_first_batch_is_told_at_once_and_the_rest_at_the_end(found, spark, rows):
+    """Each tells what is new since the one before; what depends on the asset begins while the run goes on."""
+
+    @dg.asset(deps=[ORDERS], automation_condition=dg.AutomationCondition.eager())
+    def downstream() -> None:
+        """Of the table."""
+
+    def asked(cursor=None):
+        defs = dg.Definitions(assets=[dg.AssetSpec(ORDERS), downstream])
+        return dg.evaluate_automation_conditions(defs, found.instance, cursor=cursor)
+
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(found.run, later_batches(found))
+        try:
+            wait_for(lambda: found.instance is not None)
+            before = asked()
+            [first] = wait_for(lambda: run.done() or told(found.instance))
+            snapshot = first.tags["dagster/data_version"]
+            requested = asked(before.cursor).get_requested_partitions(dg.AssetKey("downstream"))
+            assert found.instance.get_runs()[0].status is dg.DagsterRunStatus.STARTED
+        finally:
+            found.open_gate(spark)
+        finished, _ = run.result()
+    assert finished.success
+    assert requested == {None}, "downstream is begun while the run goes on"
+    assert first.metadata["rows_written"].value == SIZE
+    assert first.metadata["lag"].value == 2 * SIZE
+    read = spark.read.option("versionAsOf", snapshot).table(found.table)
+    assert first.metadata["dagster/row_count"].value == read.count() == SIZE
+    assert [one.name for one in first.metadata["dagster/column_schema"].value.columns] == read.columns
+    last = finished.asset_materializations_for_node("orders")[-1].metadata
+    assert (last["rows_written"].value, last["dagster/row_count"].value) == (2 * SIZE, 3 * SIZE)
+    assert len(rows(found.table)) == 3 * SIZE
+
+
+def test_a_run_that_writes_nothing_materializes_nothing(found, spark):
+    """Or what depends on it would begin for nothing."""
+    found.open_gate(spark)
+    first, _ = found.run(later_batches(found))
+    again, _ = found.run(later_batches(found))
+    assert first.success
+    assert again.success
+    assert (
+        sum(one.metadata["rows_written"].value for one in first.asset_materializations_for_node("orders")) == 3 * SIZE
+    )
+    assert again.asset_materializations_for_node("orders") == []
