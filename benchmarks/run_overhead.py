@@ -48,7 +48,7 @@ _EVENTS = {
     dg.DagsterEventType.RUN_START: "run started",
     dg.DagsterEventType.STEP_START: "step started",
 }
-_LINES = {"processing ": "in the group, first batch planned", "committed ": "offsets committed"}
+_LINES = {"poll interval ": "joins the group", "committed ": "offsets committed"}
 Moments = dict[str, float]
 
 

@@ -1,16 +1,21 @@
-"""What do people see on runs, assets and partitions? Numbers with their words, in Dagster's metadata types."""
+"""What do people see on runs, assets and partitions? Numbers with their words, in Dagster's metadata types.
+
+As small for a thousand partitions as for ten: each is a row in Dagster's event log, for years. Totals are of all,
+tables have the worst, and a last line for how many others there are.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.events import MemberLeft
     from kafka_liveness_dagster.core.fairness import Batch
@@ -34,6 +39,8 @@ _GROUP_COLUMNS = dg.TableSchema(
         dg.TableColumn("mark", "string", description="running, released (it left in good order) or paused"),
     ]
 )
+_SHOWN = 10
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -106,11 +113,23 @@ def merged(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
 
 
 def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
-    """Offset ranges as a table with one row each."""
-    records = [
-        dg.TableRecord({"partition": str(r.topic_partition), "offsets": str(r.span), "size": r.size}) for r in ranges
+    """Offset ranges as a table: a row for each of the largest, one for all others."""
+    shown, others = worst(ranges, lambda r: r.size)
+    rows: list[dict[str, str | int]] = [
+        {"partition": str(r.topic_partition), "offsets": str(r.span), "size": r.size} for r in shown
     ]
-    return dg.MetadataValue.table(records, schema=_COLUMNS)
+    if others:
+        rows.append({"partition": f"{len(others):,} more", "offsets": "", "size": sum(r.size for r in others)})
+    return dg.MetadataValue.table([dg.TableRecord(row) for row in rows], schema=_COLUMNS)
+
+
+def worst(several: Sequence[_T], how_bad: Callable[[_T], int]) -> tuple[list[_T], list[_T]]:
+    """The ten to show, and all others; both in their order."""
+    chosen = set(sorted(range(len(several)), key=lambda at: how_bad(several[at]), reverse=True)[:_SHOWN])
+    shown, others = (
+        [one for at, one in enumerate(several) if (at in chosen) is is_chosen] for is_chosen in (True, False)
+    )
+    return shown, others
 
 
 def counted(rows: int | None) -> str:
@@ -152,6 +171,7 @@ def group_metadata(
     group_id: str, partitions: Sequence[PartitionSnapshot], members: int, left: Sequence[MemberLeft]
 ) -> Mapping[str, dg.MetadataValue]:
     """A group as the sensor sees it."""
+    shown, others = worst(partitions, lambda seen: seen.lag + seen.owed)
     records = [
         dg.TableRecord(
             {
@@ -159,16 +179,21 @@ def group_metadata(
                 "committed": "none" if seen.committed is None else str(seen.committed),
                 "log_end": seen.log_end,
                 "lag": seen.lag,
-                "owed": ", ".join(map(str, seen.outstanding)) or "nothing",
+                "owed": listed(seen.outstanding) or "nothing",
                 "last_commit_by_run": seen.mark.run if seen.mark else "none",
                 "mark": seen.mark.mark.value if seen.mark else "none",
             }
         )
-        for seen in partitions
+        for seen in shown
     ]
+    if others:
+        lag, owed = sum(seen.lag for seen in others), sum(seen.owed for seen in others)
+        rest: dict[str, str | int] = {"partition": f"{len(others):,} more", "log_end": 0, "lag": lag, "owed": number(owed, "offset")}
+        records.append(dg.TableRecord({name: rest.get(name, "") for name in records[0].data}))
     return {
         "group": dg.MetadataValue.text(group_id),
         "members": dg.MetadataValue.int(members),
+        "partition_count": dg.MetadataValue.int(len(partitions)),
         "lag": dg.MetadataValue.int(sum(seen.lag for seen in partitions)),
         "owed_offsets": dg.MetadataValue.int(sum(seen.owed for seen in partitions)),
         "departures": dg.MetadataValue.text(told(left) or "none"),

@@ -46,12 +46,9 @@ def test_the_first_is_told_at_once_and_the_others_together(clock):
     with BatchLines(log) as lines:
         for second in range(13):
             clock.seconds = 100.0 + second
-            lines.begun(batch(1, 5 * second))
             lines.committed(batch(1, 5 * second), written(5), 0.5)
     assert log == [
-        "processing orders:0:0-5, 60.0 s at most",
         "committed orders:0:0-5: 5 rows in 0.50 s",
-        "processing orders:0:50-55, 60.0 s at most",
         "committed 10 batches up to orders:0:50-55: 50 rows in 5.00 s",
         "committed 2 batches up to orders:0:60-65: 10 rows in 1.00 s",
     ]
@@ -73,7 +70,6 @@ def test_a_line_is_as_short_for_a_thousand_partitions(clock):
     """Which offsets these were is in the snapshot's summary."""
     log = Log()
     with BatchLines(log) as lines:
-        lines.begun(batch(1_000))
         lines.committed(batch(1_000), written(5_000), 0.5)
         lines.committed(batch(1_000), written(5_000), 0.5, [TopicPartition("orders", p) for p in range(1_000)])
     assert max(map(len, log)) < 200

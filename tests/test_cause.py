@@ -10,7 +10,7 @@ from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import range_observation
+from kafka_liveness_dagster.sensor.observations import crash_lag_observations
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 CRASHED, FINDER = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
@@ -41,9 +41,10 @@ def test_a_live_run_knows_whom_it_replaces(instance):
 
     tags = {**request.tags, "kafka_liveness/cause": "a worker was killed"}
     instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=FINDER, tags=tags))
-    found = range_observation(
-        dg.AssetKey("orders_crash_lag"), "etl", "orders:3:70-120", look(instance, FINDER, (Span(70, 120),))
+    (found,) = crash_lag_observations(
+        dg.AssetKey("orders_crash_lag"), "etl", ["orders:3:70-120"], look(instance, FINDER, (Span(70, 120),))
     )
+    assert found.partition == "orders:3:70-120"
     assert found.metadata["crashed_run"] == dg.MetadataValue.dagster_run(CRASHED)
     assert found.metadata["found_by_run"] == dg.MetadataValue.dagster_run(FINDER)
     assert found.metadata["cause"].value == "a worker was killed"

@@ -14,9 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kafka_liveness_dagster.core.certificate import several
 from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.membership import Expiry
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _partitions_table(found: GroupStatus) -> _Rows:
             f"{mark.mark.value} {mark.run}" if mark else ("none" if p.foreign is None else "foreign"),
             f"{seen.lag:,}",
             _owed(p),
-            several([str(s) for s in p.second.done]),
+            listed(p.second.done),
             _or_none(p.committed),
             style="dim" if mark and mark.mark is Mark.PAUSED else "",
         )
@@ -110,7 +110,7 @@ def _partitions_table(found: GroupStatus) -> _Rows:
 def _members_table(found: GroupStatus) -> _Rows:
     table = _Rows(("member", "run", "host", "static id", "partitions"))
     for m in found.members:
-        held = several(sorted(map(str, m.seen.partitions)))
+        held = listed(sorted(map(str, m.seen.partitions)))
         runs = " ".join(m.runs) or "not ours"
         table.add(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
     return table
@@ -119,7 +119,7 @@ def _members_table(found: GroupStatus) -> _Rows:
 def _owed(p: PartitionStatus) -> Text:
     warnings = [_WARNING.get(p.expiry(span), "") for span in p.seen.outstanding]
     words = [f"{span} {warning}".rstrip() for span, warning in zip(p.seen.outstanding, warnings, strict=True)]
-    return Text(several(words), "red" if any(warnings) else "")
+    return Text(listed(words), "red" if any(warnings) else "")
 
 
 def _or_none(offset: int | None) -> str:

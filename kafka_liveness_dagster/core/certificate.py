@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.comparison import RowFindings, counted
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, size, union
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, TopicRecreatedError, check_identity, check_log
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kafka_liveness_dagster.core.history import Write
-
-_SHOWN = 6  # ranges in a sentence
 
 
 @dataclass(frozen=True)
@@ -224,18 +223,12 @@ class Certificate:
     def _all(self, name: str) -> tuple[int, str]:
         """How many offsets, and which, of all partitions."""
         found = [(p.at, span) for p in self.partitions for span in getattr(p, name)]
-        return sum(span.size for _, span in found), several([f"{at}:{span}" for at, span in found])
+        return sum(span.size for _, span in found), listed([f"{at}:{span}" for at, span in found])
 
 
 def texts(spans: Iterable[Span]) -> str:
     """The first of them."""
-    return several([str(span) for span in spans]) or "nothing"
-
-
-def several(words: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    rest = len(words) - _SHOWN
-    return ", ".join(words[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    return listed(list(spans)) or "nothing"
 
 
 def _but_for(owed: tuple[int, str], dead: tuple[int, str], lost: tuple[int, str]) -> str:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 from kafka_liveness_dagster.core.codes import Coded
+from kafka_liveness_dagster.core.names import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
-
-_NAMED = 5
 
 
 class LeaveReason(Coded):
@@ -171,7 +170,7 @@ class OwedForgotten:
     by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        who = ", ".join(self.by[:_NAMED]) or "somebody who is not in the group now"
+        who = listed(self.by) or "somebody who is not in the group now"
         return f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} committed over it"
 
 
@@ -205,5 +204,4 @@ def _who(name: str, *, foreign: bool) -> str:
 
 
 def _names(partitions: Sequence[TopicPartition]) -> str:
-    named = ", ".join(map(str, partitions[:_NAMED])) or "no partition"
-    return named + (f" and {len(partitions) - _NAMED} more" if len(partitions) > _NAMED else "")
+    return listed(partitions) or "no partition"

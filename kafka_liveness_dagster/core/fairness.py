@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Batch:
         return {r.topic_partition: r.span for r in self.ranges}
 
     def __str__(self) -> str:
-        return f"{self.ranges[0]}" + (f" and {len(self.ranges) - 1:,} more" if self.ranges[1:] else "")
+        return listed(self.ranges, most=1)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, RunFate, expiry
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.processes import Word
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot
 
-_NAMED = 5
 _GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is terminated"
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _AWAY = ". It joins again with its next poll; its log says what took so long"
@@ -87,10 +87,10 @@ def group_alive(
     gone = ", ".join(f"run {run} {reason.value}" for run, reason in away.items())
     rules = (
         # Rule 1: a run that does not work is told, whoever works beside it
-        (ghosts, waits, f"in progress and no member of the group: run {_named(ghosts)}; lag {lag:,}", _GHOST),
+        (ghosts, waits, f"in progress and no member of the group: run {listed(ghosts)}; lag {lag:,}", _GHOST),
         # Rule 2: somebody reads; what others commit never comes into the table
         (ours, Gravity.FINE, f"{_count(ours, 'member')} at work, lag {lag:,}", ""),
-        (foreign, Gravity.ERROR, f"only foreign consumers are in the group: {_named(foreign)}", _FOREIGN),
+        (foreign, Gravity.ERROR, f"only foreign consumers are in the group: {listed(foreign)}", _FOREIGN),
         # Rule 3: on its way in
         (coming, Gravity.FINE, f"no member, and a run is on its way; lag {lag:,}", ""),
         (away, Gravity.WARNING, f"{gone} and is not back yet, lag {lag:,}", _AWAY),
@@ -144,7 +144,7 @@ def crash_lag_age(
         remedy = "Materialize the missing partitions, or let the sensor do it (auto_catch_up)"
         return Verdict(Gravity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if unlisted:
-        sentence = f"{_named(unlisted)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"
+        sentence = f"{listed(unlisted)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"
         return Verdict(Gravity.WARNING, f"{sentence}. The group's sensor adds them: is it switched on?", numbers)
     return Verdict(Gravity.FINE, f"{sentence}, at most {max_age_seconds:g} s", numbers)
 
@@ -171,12 +171,12 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
     numbers = {"expired_offsets": sum(r.size for r in lost), "offsets_about_to_expire": sum(r.size for r in near)}
     longer = "process them now (crash lag: its partitions), or raise the topic's retention"
     if lost:
-        sentence = f"expired before they were processed: {_named(lost)}, {numbers['expired_offsets']:,} offsets"
+        sentence = f"expired before they were processed: {listed(lost)}, {numbers['expired_offsets']:,} offsets"
         remedy = "What is gone: `kafka-liveness forgive` closes owed ranges, on_data_loss='skip' passes them"
-        also = f" About to expire: {_named(near)}: {longer}." if near else ""
+        also = f" About to expire: {listed(near)}: {longer}." if near else ""
         return Verdict(Gravity.ERROR, f"{sentence}.{also} {remedy}", numbers)
     if near:
-        sentence = f"about to expire: {_named(near)}, {numbers['offsets_about_to_expire']:,} offsets"
+        sentence = f"about to expire: {listed(near)}, {numbers['offsets_about_to_expire']:,} offsets"
         return Verdict(Gravity.WARNING, f"{sentence}: {longer}", numbers)
     return Verdict(Gravity.FINE, "nothing that waits is about to expire", numbers)
 
@@ -201,21 +201,16 @@ def exact(seen: GroupSnapshot, remembered: Sequence[str], cannot_tell: str) -> V
         "owed_offsets": owed,
     }
     if missing:
-        sentence = f"the table lacks {_named(missing)}, {numbers['missing_offsets']:,} offsets that were committed"
+        sentence = f"the table lacks {listed(missing)}, {numbers['missing_offsets']:,} offsets that were committed"
         return Verdict(Gravity.ERROR, f"{sentence}: it was dropped, replaced or rolled back. {_RESTORE}", numbers)
     if forgotten:
-        sentence = f"{_named(forgotten)}: not in the table, and a stranger's commit made the group forget it"
+        sentence = f"{listed(forgotten)}: not in the table, and a stranger's commit made the group forget it"
         return Verdict(Gravity.ERROR, f"{sentence}. It is owed again: materialize its partition", numbers)
     return Verdict(Gravity.FINE, f"every committed offset is in the table or accounted for; {owed:,} are owed", numbers)
 
 
 def _lag(partitions: Iterable[PartitionSnapshot]) -> int:
     return sum(seen.lag for seen in partitions if not seen.paused)
-
-
-def _named(things: Sequence[object]) -> str:
-    more = len(things) - _NAMED
-    return ", ".join(map(str, things[:_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _count(number: int, noun: str) -> str:

@@ -23,7 +23,7 @@ from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 MOST_CHARACTERS = 249  # of a topic, says Kafka; nobody means a longer group id
 
@@ -63,6 +63,16 @@ def shown(value: Any) -> str:
         return _shown.repr(value)
     except Exception:  # noqa: BLE001 - a number of 5,000 digits, a `__repr__` that raises
         return f"a value of type {type(value).__name__}"
+
+
+def listed(things: Sequence[object], most: int = 5) -> str:
+    """The first of them, and how many more there are; empty for none.
+
+    >>> listed(["a", "b"]), listed(range(1_234), most=2)
+    ('a, b', '0, 1 and 1,232 more')
+    """
+    more = len(things) - most
+    return ", ".join(map(str, things[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _is_url(text: str) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, intersection, size, union
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def check_log(tp: TopicPartition, offset: int, log_start: int, log_end: int) -> 
 def rows_missing(tp: TopicPartition, facts: PartitionFacts, missing: tuple[Span, ...]) -> str:
     """What to say of a table that has lost what was committed, and what to do about it."""
     gone = size(intersection(missing, (Span(0, facts.log_start),)))
-    named = ", ".join(f"{tp}:{span}" for span in missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+    named = listed([f"{tp}:{span}" for span in missing])
     return (
         f"the table lacks {named}, {size(missing):,} offsets that were committed after their rows were written "
         f"(committed {facts.committed}): it was dropped, replaced or rolled back. "

@@ -93,6 +93,7 @@ class LivenessConsumer:
     beginning_offsets = delegated("_view", GroupView.beginning_offsets)
     end_offsets = delegated("_view", GroupView.end_offsets)
     lag = delegated("_view", GroupView.lag)
+    seconds_behind = delegated("_view", GroupView.seconds_behind)
     pause = delegated("_view", GroupView.pause)
     resume = delegated("_view", GroupView.resume)
     child_consumer_is_alive = delegated("_view", GroupView.child_consumer_is_alive)

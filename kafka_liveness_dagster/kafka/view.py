@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_log import committed
 from kafka_liveness_dagster.core.membership import is_due_a_partition
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.kafka.behind import seconds_behind
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 
 if TYPE_CHECKING:
@@ -113,6 +114,18 @@ class GroupView:
         owned = dict(self._memberships.owned)
         bounds = self._cluster.log_bounds(owned)
         return sum(max(0, bounds[tp][1] - one.position) for tp, one in owned.items())
+
+    def seconds_behind(self) -> float | None:
+        """How much newer the log's newest record is than the newest processed one, by their own timestamps.
+
+        Of the owned partition that is worst off; 0 where nothing waits, None where nobody can tell.
+
+        Raises:
+            BrokerUnreachableError: no broker answers.
+        """
+        positions = {tp: one.position for tp, one in dict(self._memberships.owned).items()}
+        ends = {tp: end for tp, (_, end) in self._cluster.log_bounds(positions).items()}
+        return seconds_behind(self._cluster, self._settings.group_id, positions, ends)
 
     def pause(self, topic: str, partition: int) -> None:
         """Hold both lanes of an owned partition until ``resume``; the first commit log keeps it over restarts.

@@ -11,6 +11,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS
 from kafka_liveness_dagster.metadata import Tally, counted, number
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.iceberg import Written
 
 EVERY_SECONDS = TELL_EVERY_SECONDS
-_SHOWN = 5  # of the partitions that were handed over
 
 
 class BatchLines:
@@ -38,20 +38,13 @@ class BatchLines:
     def __init__(self, log: dg.DagsterLogManager) -> None:
         self.log = log
         self._since, self._last = Tally(), ""
-        self._told_at = self._began_at = -math.inf
+        self._told_at = -math.inf
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._tell()
-
-    def begun(self, batch: Batch) -> None:
-        """A batch is planned."""
-        now = time.monotonic()
-        if now - self._began_at >= EVERY_SECONDS:
-            self._began_at = now
-            self.log.debug("processing %s, %.1f s at most", batch, batch.deadline_seconds)
 
     def committed(
         self, batch: Batch, written: Written, seconds: float, handed_over: Sequence[TopicPartition] = ()
@@ -61,9 +54,8 @@ class BatchLines:
             again = "its files" if written.rewritten else "the same offsets"
             self.log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         if handed_over:
-            named = ", ".join(map(str, handed_over[:_SHOWN])) + (", …" if handed_over[_SHOWN:] else "")
             but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
-            self.log.info(but, batch, named, counted(written.rows), seconds)
+            self.log.info(but, batch, listed(handed_over), counted(written.rows), seconds)
             return
         self._since.add(batch, written.rows, seconds)
         self._last, now = str(batch), time.monotonic()

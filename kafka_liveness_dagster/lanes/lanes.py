@@ -163,11 +163,14 @@ def _until_idle(
     return next_batch
 
 
-def _lag(consumer: LivenessConsumer) -> dict[str, int]:
+def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
     """What the partitions of this run still have to be read; a broker that is away just now is no reason to fail."""
+    found: dict[str, int | float] = {}
     with suppress(KafkaLivenessError):
-        return {"lag": consumer.lag()}
-    return {}
+        found["lag"] = consumer.lag()
+        if (seconds := consumer.seconds_behind()) is not None:
+            found["seconds_behind"] = seconds
+    return found
 
 
 def _quarantines(

@@ -148,7 +148,6 @@ class Pipeline:
             if batch is None:
                 break
             failpoint(Failpoint.AFTER_PLAN)
-            lines.begun(batch)
             in_flight.append(self._write_of(batch, lane, lines.log))
             if self.most_in_flight > 1:
                 in_flight[-1].begin()

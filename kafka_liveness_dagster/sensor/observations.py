@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.metadata import group_metadata
+from kafka_liveness_dagster.metadata import group_metadata, range_table
 from kafka_liveness_dagster.runs.tags import CAUSE_RUN_TAG, CAUSE_TAG
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _MEMBERS = dg.TableSchema(
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
     ]
 )
+_TOLD = 10  # events of one look
 
 
 def topic_key(topic: str) -> dg.AssetKey:
@@ -43,7 +45,7 @@ def group_observations(
         dg.TableRecord(
             {
                 "member": member.name,
-                "partitions": ", ".join(map(str, member.partitions)) or "none",
+                "partitions": listed(member.partitions) or "none",
                 "foreign": member.is_foreign,
                 "static": member.is_static,
             }
@@ -59,15 +61,15 @@ def group_observations(
     return [
         dg.AssetObservation(
             topic_key(topic),
-            description="; ".join([*map(str, events), *failed]) or quiet,
+            description="; ".join(_all([*map(str, events), *failed])) or quiet,
             metadata={
                 **group_metadata(
                     group_id, [p for p in seen.partitions if p.topic_partition.topic == topic], len(members), seen.left
                 ),
                 "state": seen.state.value,
-                "events": dg.MetadataValue.md("\n".join(f"- {event}" for event in events) or "none"),
+                "events": dg.MetadataValue.md("\n".join(f"- {event}" for event in _all(events)) or "none"),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
-                **({"failed": dg.MetadataValue.md("\n".join(f"- {what}" for what in failed))} if failed else {}),
+                **({"failed": dg.MetadataValue.md("\n".join(f"- {what}" for what in _all(failed)))} if failed else {}),
                 **links,
             },
         )
@@ -75,24 +77,43 @@ def group_observations(
     ]
 
 
-def range_observation(asset: dg.AssetKey, group_id: str, key: str, look: GroupLook) -> dg.AssetObservation:
-    """Why a partition of the crash lag asset is there: whose crash, who found it, and how much it is."""
-    owed = range_of(key)
-    seen = look.partitions[owed.topic_partition]
-    finder = look.run(seen.mark.run if seen.mark else None)
+def crash_lag_observations(
+    asset: dg.AssetKey, group_id: str, keys: Sequence[str], look: GroupLook
+) -> list[dg.AssetObservation]:
+    """Why these partitions of the crash lag asset are there: one for each run that jumped, whose crash it found."""
+    jumps: dict[str | None, list[str]] = {}
+    for key in keys:
+        mark = look.partitions[range_of(key).topic_partition].mark
+        jumps.setdefault(mark.run if mark else None, []).append(key)
+    return [_jump(asset, group_id, found, look, by) for by, found in jumps.items()]
+
+
+def _jump(
+    asset: dg.AssetKey, group_id: str, keys: Sequence[str], look: GroupLook, by: str | None
+) -> dg.AssetObservation:
+    finder = look.run(by)
     tags = finder.tags if finder else {}
     cause, crashed = tags.get(CAUSE_TAG, ""), look.run(tags.get(CAUSE_RUN_TAG))
+    owed, alone = [range_of(key) for key in keys], len(keys) == 1
+    offsets, these = sum(one.size for one in owed), "this partition is" if alone else "these partitions are"
     return dg.AssetObservation(
         asset,
-        partition=key,
-        description=f"{owed.size:,} offsets the live lane jumped over ({cause or 'cause unknown'}): committed "
-        f"{owed.start}, jumped to {owed.end}. They are in no table until this partition is materialized",
+        partition=keys[0] if alone else None,
+        description=f"{offsets:,} offsets the live lane jumped over ({cause or 'cause unknown'}): {listed(keys)}. "
+        f"They are in no table until {these} materialized",
         metadata={
             "group": group_id,
-            "range": str(owed),
-            "offsets": owed.size,
+            "offsets": offsets,
+            "crash_lag_partitions": len(keys),
+            "ranges": range_table(owed),
             "cause": cause or "unknown",
             **({"crashed_run": dg.MetadataValue.dagster_run(crashed.run_id)} if crashed else {}),
             **({"found_by_run": dg.MetadataValue.dagster_run(finder.run_id)} if finder else {}),
         },
     )
+
+
+def _all(things: Sequence[object]) -> list[str]:
+    """Of so many that nobody reads them all: the first, and how many more."""
+    more = len(things) - _TOLD
+    return [*map(str, things[:_TOLD]), *([f"and {more:,} more"] if more > 0 else [])]

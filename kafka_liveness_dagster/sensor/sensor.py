@@ -20,7 +20,7 @@ from kafka_liveness_dagster.sensor.cursor import GroupCursor
 from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
 from kafka_liveness_dagster.sensor.hooks import EventHook
 from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import group_observations, range_observation
+from kafka_liveness_dagster.sensor.observations import crash_lag_observations, group_observations
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_look import TableLook
@@ -152,7 +152,7 @@ class _Watch:
             dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
             asset_events=[
                 *(group_observations(self.group_id, self.topics, look, events, failed) if observe else []),
-                *(range_observation(self.crash_lag.key, self.group_id, key, look) for key in keys),
+                *crash_lag_observations(self.crash_lag.key, self.group_id, keys, look),
                 *judged,
             ],
             cursor=GroupCursor.of(

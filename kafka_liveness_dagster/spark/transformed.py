@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
 from kafka_liveness_dagster.spark.failed import in_short, is_the_servers, is_timestamp
@@ -133,9 +134,8 @@ class Transformed:
 
     def _refused(self, what: str, remedy: str) -> TransformError:
         name = getattr(self.transform, "__qualname__", type(self.transform).__name__)
-        more = f" and {len(self.ranges) - 1} more" if self.ranges[1:] else ""
         return TransformError(
-            f"{name} {what} for {self.ranges[0]}{more}: nothing of the batch was written or committed; {remedy}"
+            f"{name} {what} for {listed(self.ranges, most=1)}: nothing of the batch was written or committed; {remedy}"
         )
 
 

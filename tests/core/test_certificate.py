@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate, several, texts
+from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate, texts
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
 from kafka_liveness_dagster.core.history import Write, overlaps
@@ -263,7 +263,7 @@ def test_of_a_sink_only_both_logs_are_certified():
 
 
 def test_a_sentence_names_few_ranges():
-    """Six, and how many more there are."""
-    assert several(list("abcdef")) == "a, b, c, d, e, f"
-    assert several(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+    """Five, and how many more there are."""
+    spans = [Span(n, n + 1) for n in range(0, 14, 2)]
+    assert texts(spans) == "0-1, 2-3, 4-5, 6-7, 8-9 and 2 more"
     assert texts([]) == "nothing"

@@ -46,8 +46,9 @@ class LiveRuns:
             self.instance = instance
             with patch("kafka_liveness_dagster.lanes.batch_lines.EVERY_SECONDS", 0.0):
                 run = job.execute_in_process(instance=instance, raise_on_error=False)
+            self.events = instance.all_logs(run.run_id)
             self.tags = instance.get_run_by_id(run.run_id).tags
-            return run, [entry.user_message for entry in instance.all_logs(run.run_id)]
+            return run, [entry.user_message for entry in self.events]
 
     def said_in_progress(self, words):
         """Whether a run's page shows these words in a tag."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.freshness import FreshnessState
+from dagster._core.definitions.freshness_evaluator import TimeWindowFreshnessPolicyEvaluator
+from dagster._core.loader import LoadingContextForTest
+from dagster._serdes import serialize_value
 
 import kafka_liveness_dagster as kl
 from tests.world.live_runs import SIZE, LiveRuns
@@ -45,18 +51,25 @@ def test_the_first_batch_is_told_at_once_and_the_rest_at_the_end(found, spark, r
     def downstream() -> None:
         """Of the table."""
 
+    policy = dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=10))
+    defs = dg.Definitions(assets=[dg.AssetSpec(ORDERS, freshness_policy=policy), downstream])
+
     def asked(cursor=None):
-        defs = dg.Definitions(assets=[dg.AssetSpec(ORDERS), downstream])
         return dg.evaluate_automation_conditions(defs, found.instance, cursor=cursor)
+
+    def freshness():
+        judge, graph = TimeWindowFreshnessPolicyEvaluator(), defs.resolve_asset_graph()
+        return asyncio.run(judge.evaluate_freshness(LoadingContextForTest(found.instance), graph.get(ORDERS)))
 
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(found.run, later_batches(found))
         try:
             wait_for(lambda: found.instance is not None)
-            before = asked()
+            before, fresh_before = asked(), freshness()
             [first] = wait_for(lambda: run.done() or told(found.instance))
             snapshot = first.tags["dagster/data_version"]
             requested = asked(before.cursor).get_requested_partitions(dg.AssetKey("downstream"))
+            fresh_now = freshness()
             assert found.instance.get_runs()[0].status is dg.DagsterRunStatus.STARTED
         finally:
             found.open_gate(spark)
@@ -64,7 +77,10 @@ def test_the_first_batch_is_told_at_once_and_the_rest_at_the_end(found, spark, r
     assert finished.success
     assert requested == {None}, "downstream is begun while the run goes on"
     assert first.metadata["rows_written"].value == SIZE
+    assert (fresh_before, fresh_now) == (FreshnessState.UNKNOWN, FreshnessState.PASS)
     assert first.metadata["lag"].value == 2 * SIZE
+    assert first.metadata["seconds_behind"].value >= 0
+    assert first.tags["dagster/code_version"] == finished.run_id
     read = spark.read.option("versionAsOf", snapshot).table(found.table)
     assert first.metadata["dagster/row_count"].value == read.count() == SIZE
     assert [one.name for one in first.metadata["dagster/column_schema"].value.columns] == read.columns
@@ -84,3 +100,21 @@ def test_a_run_that_writes_nothing_materializes_nothing(found, spark):
         sum(one.metadata["rows_written"].value for one in first.asset_materializations_for_node("orders")) == 3 * SIZE
     )
     assert again.asset_materializations_for_node("orders") == []
+
+
+def test_a_batch_of_many_partitions_weighs_no_more_in_the_event_log(services, make_topic, produce):
+    """With a line and a materialization for each, which is far more than there are."""
+
+    def bytes_a_batch(partitions):
+        topic = make_topic(partitions)
+        for number in range(partitions):
+            produce(services.bootstrap_servers, topic, number, "abc")
+        every = {"materialize_every": 0, "max_poll_records": partitions}
+        runs = LiveRuns(services, topic, None, "classic", sink=lambda _: None, **every)
+        run, _ = runs.run(lambda batch: batch)
+        assert run.success
+        batches = sum(one.metadata["batches"].value for one in run.asset_materializations_for_node("orders"))
+        assert batches >= 3
+        return sum(len(serialize_value(event)) for event in runs.events) / batches
+
+    assert bytes_a_batch(200) <= 1.3 * bytes_a_batch(20)

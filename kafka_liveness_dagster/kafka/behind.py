@@ -1,0 +1,80 @@
+"""How old is what a lane has processed, beside what it could have? One record of each of the worst partitions is read.
+
+Offsets say how much is waiting, and not for how long: a partition that gets a record an hour is hours behind by one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka.clients import made
+from kafka_liveness_dagster.kafka.errors import named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kafka_liveness_dagster.kafka.admin import Cluster
+
+_WORST = 10
+_SECONDS = 2.0  # to read so few records; then it is said of those that came
+_MOST = 100  # messages of one answer
+
+
+def seconds_behind(
+    cluster: Cluster, group_id: str, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> float | None:
+    """Seconds of the records' own timestamps from the newest that is processed to the newest in the log.
+
+    Of the partition that is worst off, among the ten with the largest lag. A timestamp may be the producer's
+    (``CreateTime``): records that are older than their neighbours count as what they say.
+
+    Args:
+        cluster: where they are.
+        group_id: in whose name they are read: nothing is joined or committed.
+        positions: where the lane goes on.
+        ends: of the logs.
+
+    Returns:
+        0 where nothing waits, None where nobody can tell: a broker before 3.0, or one that is slow.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    waiting = sorted((tp for tp in positions if ends[tp] > positions[tp]), key=lambda tp: positions[tp] - ends[tp])
+    if not waiting:
+        return 0.0
+    newest = cluster.newest_timestamps(waiting[:_WORST])
+    processed = _timestamps(cluster, group_id, {tp: max(0, positions[tp] - 1) for tp in newest})
+    behind = [newest[tp] - at_ms for tp, at_ms in processed.items()]
+    return max(0, *behind) / 1000 if behind else None
+
+
+def _timestamps(cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Milliseconds of the first record at or behind each offset, of those that came in time.
+
+    At the offset itself may be none: a transaction's marker, or what compaction took.
+    """
+    settings = cluster.settings
+    config = {**settings.reader(group_id, "kafka-liveness/behind"), "auto.offset.reset": "earliest"}
+    client: Any = made(Consumer, config)
+    found: dict[TopicPartition, int] = {}
+    unheard, give_up_at = set(offsets), time.monotonic() + _SECONDS
+    try:
+        client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+        while unheard and (left := give_up_at - time.monotonic()) > 0:
+            for message in client.consume(_MOST, min(left, 0.1)):
+                at = TopicPartition(message.topic(), message.partition())
+                if at in unheard and not message.error():
+                    found[at] = message.timestamp()[1]
+                unheard.discard(at)
+    except KafkaException as error:
+        raise named(error, f"reading how old the records of {group_id} are", settings.bootstrap_servers) from error
+    finally:
+        client.close()
+    return found

@@ -1,0 +1,60 @@
+"""How far behind a lane is in time, by the records' own timestamps."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.behind import seconds_behind
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+
+THEN = 1_700_000_000_000
+
+
+@pytest.fixture
+def behind(services, make_topic):
+    """Seconds behind of a topic with a record every second on the first partition, and one on the second."""
+    topic = make_topic(3)
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers})
+    for second in range(10):
+        producer.produce(topic, b"", partition=0, timestamp=THEN + 1_000 * second)
+    producer.produce(topic, b"", partition=1, timestamp=THEN)
+    assert producer.flush(20) == 0
+    cluster = Cluster(KafkaSettings(services.bootstrap_servers))
+
+    def ask(*positions):
+        at = {TopicPartition(topic, number): offset for number, offset in enumerate(positions)}
+        return seconds_behind(cluster, "etl", at, {tp: end for tp, (_, end) in cluster.log_bounds(at).items()})
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("positions", "seconds"),
+    [
+        pytest.param((4, 1, 0), 6.0, id="of the partition that is worst off"),
+        pytest.param((0, 1, 0), 9.0, id="where nothing is processed yet, from the first"),
+        pytest.param((10, 0, 0), 0.0, id="one record waits, and none is older"),
+        pytest.param((10, 1, 0), 0.0, id="nothing waits"),
+        pytest.param((), 0.0, id="no partition"),
+    ],
+)
+def test_from_the_newest_processed_to_the_newest_there_is(behind, positions, seconds):
+    assert behind(*positions) == seconds
+
+
+def test_a_transactions_marker_has_no_time(services, make_topic):
+    """The record behind it stands for it."""
+    topic = make_topic(1)
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(20)
+    for second in (0, 5, 9):
+        producer.begin_transaction()
+        producer.produce(topic, b"", partition=0, timestamp=THEN + 1_000 * second)
+        producer.commit_transaction(20)
+    cluster, at = Cluster(KafkaSettings(services.bootstrap_servers)), TopicPartition(topic, 0)
+    assert cluster.log_bounds([at])[at] == (0, 6)
+    first, marker, done = (seconds_behind(cluster, "etl", {at: position}, {at: 6}) for position in (1, 2, 6))
+    assert (first - marker, done) == (5.0, 0.0)
