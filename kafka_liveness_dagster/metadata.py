@@ -188,7 +188,8 @@ def group_metadata(
     ]
     if others:
         lag, owed = sum(seen.lag for seen in others), sum(seen.owed for seen in others)
-        rest: dict[str, str | int] = {"partition": f"{len(others):,} more", "log_end": 0, "lag": lag, "owed": number(owed, "offset")}
+        rest: dict[str, str | int] = {"partition": f"{len(others):,} more", "log_end": 0, "lag": lag}
+        rest["owed"] = number(owed, "offset")
         records.append(dg.TableRecord({name: rest.get(name, "") for name in records[0].data}))
     return {
         "group": dg.MetadataValue.text(group_id),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import dagster as dg
 import pytest
@@ -32,13 +32,13 @@ def topic(services, make_topic, produce, warm_spark):
 def run(topic, like):
     """``run(shown, *jobs, **names)``: an example's asset under our names; its live job, then these; the last run."""
 
-    def run_jobs(shown, *jobs, **names):
+    def run_jobs(shown, *jobs, instance=None, **names):
         asset = like(shown.orders, **{"topics": [topic], "group_id": f"etl-{topic}", "idle_seconds": 0.5, **names})
         resources = dg.Definitions(resources=shown.defs.resources)
         defs = dg.Definitions.merge(asset.definitions, resources)
-        with dg.DagsterInstance.ephemeral() as instance:
+        with nullcontext(instance) if instance else dg.DagsterInstance.ephemeral() as held:
             for job in ("orders_job", *jobs):
-                done = defs.resolve_job_def(job).execute_in_process(instance=instance)
+                done = defs.resolve_job_def(job).execute_in_process(instance=held)
                 assert done.success
         return done
 
@@ -69,6 +69,18 @@ def test_the_checks_pass_and_know_their_limits(run, example, table):
         "group_alive", "lag", "retention", "exact", "crash_lag_age",
     }  # fmt: skip
     assert "1,000,000" in told["lag"].description
+
+
+def test_another_asset_reads_the_snapshot_that_is_named(run, example, table):
+    """Of the instance's newest materialization, by any reader."""
+    shown = example("followed")
+    with dg.DagsterInstance.ephemeral() as instance:
+        run(shown, table=table, instance=instance)
+        done = dg.materialize([shown.customers], instance=instance, resources={"spark": kl.SparkConnectResource()})
+    assert (
+        done.asset_materializations_for_node("customers")[0].metadata["customers"].value == 1
+    )  # null: no record has a key
+    assert done.success
 
 
 def test_an_alert_is_requested_with_a_config_that_its_job_takes(run, example, table):

@@ -1,0 +1,16 @@
+import dagster as dg
+import kafka_liveness_dagster as kl
+
+@kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders", materialize_every=300)
+def orders(batch):
+    return batch.selectExpr("topic", "partition", "offset", "cast(key AS string) AS customer")
+
+@dg.asset(deps=["orders"], automation_condition=dg.AutomationCondition.eager())
+def customers(context: dg.AssetExecutionContext, spark: kl.SparkConnectResource) -> dg.MaterializeResult:
+    told = context.instance.get_latest_materialization_event(dg.AssetKey("orders")).asset_materialization
+    table, snapshot = told.metadata["dagster/table_name"].value, told.tags["dagster/data_version"]
+    orders_then = spark.session().read.option("versionAsOf", snapshot).table(table)
+    return dg.MaterializeResult(metadata={"customers": orders_then.select("customer").distinct().count()})
+
+defs = dg.Definitions.merge(orders.definitions, dg.Definitions(
+    assets=[customers], resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}))
