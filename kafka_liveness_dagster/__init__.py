@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
+    from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
     from kafka_liveness_dagster.settings.groups import (
         Batching,
         CrashLag,
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessRefusedError",
+    "AssetArguments",
     "Batch",
     "Batching",
     "BrokerUnreachableError",
@@ -193,6 +195,7 @@ _HOMES = {
         "resources.kafka": "KafkaLivenessResource",
         "resources.spark": "SparkConnectResource",
         "sensor.sensor": "build_group_sensor",
+        "settings.asset_arguments": "AssetArguments",
         "settings.groups": "Batching CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Watch",
         "spark.errors": (
             "RowsOutsideBatchError SparkCancelledError SparkFailedError SparkSilentError SparkUnreachableError "

@@ -6,6 +6,7 @@ The settings are those of the declarations, so a new one is among them.
 from __future__ import annotations
 
 import typing
+from datetime import timedelta
 from types import SimpleNamespace
 
 import dagster as dg
@@ -17,6 +18,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.declare import owners
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.sensor.settings import SensorSettings
@@ -64,6 +66,24 @@ LIKELY = {  # what may fit where a type alone does not say it
     "on_event": st.just(print),
     "sink": st.just(print),
 }
+OF_DAGSTER = {
+    "key_prefix": NAME | st.lists(NAME, max_size=2),
+    "description": TEXTS,
+    "owners": st.lists(st.sampled_from(["team:shop", "a@shop.nl"]), max_size=2),
+    "tags": st.dictionaries(NAME, NAME, max_size=2),
+    "metadata": st.dictionaries(NAME, PLAIN, max_size=2),
+    "kinds": st.sets(NAME, max_size=3),
+    "deps": st.lists(NAME, max_size=2),
+    "ins": st.dictionaries(NAME, st.just(dg.AssetIn()), max_size=2),
+    "automation_condition": st.just(dg.AutomationCondition.eager()),
+    "freshness_policy": st.just(dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))),
+    "code_version": TEXTS,
+    "retry_policy": st.just(dg.RetryPolicy()),
+    "op_tags": st.dictionaries(NAME, PLAIN, max_size=2),
+    "pool": NAME,
+    "hooks": st.just(set()),
+    "run_tags": st.dictionaries(NAME, NAME, max_size=2),
+}
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 
 
@@ -98,9 +118,11 @@ def _parts(annotation):
 
 
 def some(declared, *, but=()):
-    """One to three settings, each with a value that may fit, or with any."""
-    fields = {name: field for name, field in declared.model_fields.items() if name not in but}
+    """One to three settings, each with a value that may fit, or with any; ``arguments`` are each for itself."""
+    fields = {name: field for name, field in declared.model_fields.items() if name not in (*but, "arguments")}
     known = {name: st.booleans().flatmap(_one_or_any(likely(name, field))) for name, field in fields.items()}
+    if "arguments" in declared.model_fields:
+        known |= {name: st.booleans().flatmap(_one_or_any(one)) for name, one in OF_DAGSTER.items() if name not in but}
     return st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=3, unique=True).flatmap(
         lambda names: st.fixed_dictionaries({name: known[name] for name in names})
     )
@@ -135,6 +157,7 @@ def test_an_asset(told):
     """Its code location loads, with its sensor, its checks and its jobs."""
     sink = {"table": None} if callable(told.get("sink")) and "table" not in told else {}
     fine = {**FINE, "name": "orders", "table": "lake.shop.orders", **sink, **told}
+    owners._owners.clear()
     asset = declare(lambda one: kl.kafka_asset(**one)(lambda batch: batch), fine)
     if asset is not None:
         keys = {
@@ -143,8 +166,8 @@ def test_an_asset(told):
         }
         loaded = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=keys))
         dg.Definitions.validate_loadable(loaded)
-        assert [sensor.name for sensor in loaded.get_repository_def().sensor_defs] == [f"{asset.name}_group"]
-        assert loaded.resolve_job_def(f"{asset.name}_job").executor_def is dg.in_process_executor
+        assert f"{asset.identifier}_group" in [sensor.name for sensor in loaded.get_repository_def().sensor_defs]
+        assert loaded.resolve_job_def(f"{asset.identifier}_job").executor_def is dg.in_process_executor
 
 
 @QUICK
@@ -201,12 +224,13 @@ def test_a_spark_resource(told):
 
 
 @QUICK
-@given(some(KafkaAssetSettings, but=["transform", "sink"]), st.booleans())
+@given(some(KafkaAssetSettings, but=["transform", "sink", "ins", "hooks"]), st.booleans())
 def test_a_component(told, as_sections):
     """In Python, and with groups as the sections that YAML has; what YAML makes of values is in ``test_component``."""
     these = {name: dict(one) if as_sections and isinstance(one, Told) else one for name, one in told.items()}
     component = declare(lambda one: kl.KafkaAssetComponent(sql="SELECT * FROM batch", **one), {**FINE, **these})
     if component is not None:
-        kinds = {name: KafkaAssetSettings.group(name) for name, one in these.items() if isinstance(one, dict)}
+        groups = {name: KafkaAssetSettings.group(name) for name, one in these.items() if isinstance(one, dict)}
+        kinds = {name: group for name, group in groups.items() if group is not None}
         wanted = {**these, **{name: kind(**these[name]) for name, kind in kinds.items()}}
         assert all(getattr(component, name) == value for name, value in wanted.items())

@@ -15,11 +15,14 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import typing_extensions
 import yaml
 from dagster.components.core.package_entry import DG_PLUGIN_ENTRY_POINT_GROUP
 from dagster.components.testing import create_defs_folder_sandbox
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.declare.yaml_asset import AssetAttributes
+from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
 from kafka_liveness_dagster.settings.moved import MOVED
 
 TYPE = "kafka_liveness_dagster.KafkaAssetComponent"
@@ -111,11 +114,15 @@ def refused(project, **attributes):
 
 def test_no_setting_is_forgotten():
     """The component has every setting of ``kafka_asset``, with its type, default and description, and four more."""
-    fields = kl.KafkaAssetComponent.model_fields
-    asked = signature(kl.kafka_asset).parameters
-    seen = {"Sequence": Sequence, "Callable": Callable, "Sink": Callable[..., typing.Any]}
+    fields = {k: one for k, one in kl.KafkaAssetComponent.model_fields.items() if k not in AssetAttributes.model_fields}
+    seen = {
+        "Sequence": Sequence, "Callable": Callable, "Sink": Callable[..., typing.Any],
+        "Unpack": typing_extensions.Unpack,
+    }  # fmt: skip
     types = typing.get_type_hints(kl.kafka_asset, localns=seen)
     told = typing.get_type_hints(kl.KafkaAssetComponent)
+    asked = {k: one for k, one in signature(kl.kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
+    assert set(AssetArguments.__annotations__) - set(AssetAttributes.model_fields) == {"ins", "hooks"}
     assert set(fields) ^ set(asked) == {"sql", "transform", "kafka", "spark"}
     for name, parameter in asked.items():
         field = fields[name]
@@ -183,9 +190,40 @@ def test_every_setting_arrives(project, monkeypatch):
     groups = {name: group(**told[name]) for name, group in GROUPS.items()}
     wanted = {**ORDERS, **told, **groups, "sink": None}
     assert heard == {name: value for name, value in wanted.items() if name != "sql"}
-    assert set(heard) == set(signature(kl.kafka_asset).parameters), "a new setting is not told here yet"
+    assert set(heard) == set(signature(kl.kafka_asset).parameters) - {"of_dagster"}, (
+        "a new setting is not told here yet"
+    )
     for name, group in GROUPS.items():
         assert set(told[name]) == set(group.model_fields) - CODE, "a new setting is not told here yet"
+
+
+def test_what_dg_lets_yaml_say_of_any_asset_arrives(project):
+    """By Dagster's names, on both assets; conditions and policies by a template, and afterwards by post-processing."""
+    here = write(
+        project, **{**ORDERS, "group_id": "eu-etl"}, **EMBEDDED, key_prefix="eu", description="Orders.",
+        owners=["team:shop"], tags={"tier": 1}, metadata={"since": 2026}, kinds=["python"], deps=["crm/customers"],
+        code_version="7", op_tags={"a": "b"}, automation_condition="{{ automation_condition.eager() }}",
+        retry_policy={"max_retries": 2, "delay": 1.5}, pool="etl", run_tags={"cost": 5},
+    )  # fmt: skip
+    told = yaml.safe_load((here / "defs.yaml").read_text())
+    told["post_processing"] = {
+        "assets": [{"target": "*", "attributes": {"owners": ["team:etl"], "group_name": "shop"}}]
+    }
+    (here / "defs.yaml").write_text(yaml.safe_dump(told))
+    _, defs = load(project)
+    dg.Definitions.validate_loadable(defs)
+    graph = defs.resolve_asset_graph()
+    live, crash_lag = (graph.get(dg.AssetKey(["eu", name])) for name in ("orders", "orders_crash_lag"))
+    for node in (live, crash_lag):
+        assert (node.owners, node.group_name, node.code_version) == (["team:etl"], "shop", "7")
+        assert (node.tags["tier"], node.metadata["since"]) == ("1", 2026)
+        assert "python" in node.kinds
+        assert dg.AssetKey(["crm", "customers"]) in node.parent_keys
+    assert (live.description, live.automation_condition) == ("Orders.", dg.AutomationCondition.eager())
+    job = defs.resolve_job_def("eu__orders_job")
+    assert job.tags["cost"] == "5"
+    (op,) = job.all_node_defs
+    assert (op.retry_policy, op.pool, op.tags["a"]) == (dg.RetryPolicy(max_retries=2, delay=1.5), "etl", "b")
 
 
 def test_the_page_shows_what_loads(project, monkeypatch):

@@ -142,7 +142,7 @@ class Audit:
         if self.instance is None or self.asset is None:
             return []
         done = self.instance.get_materialized_partitions(self.asset)
-        known = self.instance.get_dynamic_partitions(self.asset.path[-1])
+        known = self.instance.get_dynamic_partitions(self.asset.to_python_identifier())
         return sorted(key for key in known if key not in done and is_key(key) and range_of(key).overlaps(one))
 
     @staticmethod

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.declare.definitions import KafkaAsset
+from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 from kafka_liveness_dagster.settings.groups import (
     Batching,
@@ -24,15 +25,18 @@ from kafka_liveness_dagster.settings.groups import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from typing_extensions import Unpack
+
     from kafka_liveness_dagster.spark.sink import Sink
 
 _Decorator = TypeVar("_Decorator", bound="Callable[..., Any]")
+_OF_DAGSTER = "of_dagster"
 DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python
 
 
 def _with_brackets(decorator: _Decorator) -> _Decorator:
     """A decorator that says what is missing when it is used as one that takes no settings, and what is none of them."""
-    known = signature(decorator).parameters
+    known = {*signature(decorator).parameters, *AssetArguments.__annotations__} - {_OF_DAGSTER}
 
     @functools.wraps(decorator)
     def checked(*args: Any, **settings: Any) -> Any:
@@ -75,12 +79,14 @@ def kafka_asset(
     maintenance: Maintenance = Maintenance(),
     resources: ResourceKeys = ResourceKeys(),
     group_name: str | None = None,
+    **of_dagster: Unpack[AssetArguments],
 ) -> Callable[[Callable[..., Any]], KafkaAsset]:
     """Turn a function from batch DataFrame to row DataFrame into assets, jobs and a sensor.
 
     The function gets a Spark DataFrame of exactly one batch (key, value, topic, partition, offset, timestamp,
     timestampType) and returns rows with ``topic``, ``partition`` and ``offset`` and whatever else the table has;
-    none, one or many rows an offset. The same function serves both lanes.
+    none, one or many rows an offset. The same function serves both lanes. As an asset's it may ask for more, by name:
+    ``context`` before the batch, and behind it resources (by their annotation) and what other assets have.
 
     Args:
         topics: Kafka topics to subscribe to.
@@ -106,6 +112,7 @@ def kafka_asset(
         maintenance: when the table's files are compacted and its old snapshots expired.
         resources: under which keys the code location has the Kafka and the Spark resource.
         group_name: Dagster's asset group.
+        of_dagster: what ``dg.asset`` takes too, for both assets: :class:`AssetArguments`.
 
     Raises:
         InvalidSettingError: settings that no run could work with, all of them, by name.
@@ -134,6 +141,7 @@ def kafka_asset(
                 maintenance=maintenance,
                 resources=resources,
                 group_name=group_name,
+                arguments={name: value for name, value in of_dagster.items() if value is not None},
             )
         )
 

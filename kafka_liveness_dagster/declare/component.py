@@ -21,6 +21,7 @@ from typing_extensions import Self
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.declare.asset import kafka_asset
 from kafka_liveness_dagster.declare.scaffold import KafkaAssetScaffolder, name_of
+from kafka_liveness_dagster.declare.yaml_asset import AssetAttributes
 from kafka_liveness_dagster.declare.yaml_values import (
     anything_like,
     function,
@@ -48,7 +49,7 @@ from kafka_liveness_dagster.settings.kinds import AssetName, several
 from kafka_liveness_dagster.settings.moved import MOVED, in_yaml
 from kafka_liveness_dagster.spark.query import query
 
-_SETTINGS = signature(kafka_asset).parameters
+_SETTINGS = {k: one for k, one in signature(kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
 _GROUPS = {name: group for name in _SETTINGS if (group := KafkaAssetSettings.group(name)) is not None}
 _KINDS = {
     **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", "name")},
@@ -67,11 +68,12 @@ def _setting(name: str) -> Any:
 
 
 @dg.scaffold_with(KafkaAssetScaffolder)
-class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
+class KafkaAssetComponent(AssetAttributes, dg.Component):
     """A Kafka topic on its way into an Iceberg table: live asset, crash lag asset, their jobs and a sensor.
 
     Each batch of the topic goes through `sql` or `transform` into the table. Every setting of `kafka_asset` is an
-    attribute. `kafka` and `spark` declare the two resources where the project has not.
+    attribute, and so is what `dg` lets YAML say of any asset. `kafka` and `spark` declare the two resources where the
+    project has not.
     """
 
     topics: Annotated[str | Sequence[str], _READ] = _setting("topics")
@@ -154,7 +156,9 @@ class KafkaAssetComponent(dg.Component, dg.Model, dg.Resolvable):
         """
         settings = {key: getattr(self, key) for key in _SETTINGS if key != "name"}
         folder = context.path.parent if context.path.is_file() else context.path
-        asset = kafka_asset(name=self.name or name_of(folder), **settings)(self.transform or _Select(self.sql or ""))
+        asset = kafka_asset(name=self.name or name_of(folder), **settings, **self.of_dagster())(
+            self.transform or _Select(self.sql or "")
+        )
         before = list(takewhile(lambda one: one is not self, _components(context)))
         parts = asset.definitions_beside({topic for one in before for topic in several(one.topics)})
         return dg.Definitions.merge(parts, dg.Definitions(resources=self._new_resources(before)))

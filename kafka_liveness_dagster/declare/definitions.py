@@ -2,25 +2,23 @@
 
 # No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
 
-import gc
 import warnings
-import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import cached_property
 from typing import Any, cast
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.declare.maintenance import maintenance_of
+from kafka_liveness_dagster.declare.owners import take_group
 from kafka_liveness_dagster.lanes.lanes import run_catch_up, run_live
 from kafka_liveness_dagster.runs.tags import MAX_BATCH_SECONDS, lane_tags
 from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.sensor.observations import topic_key
 from kafka_liveness_dagster.sensor.sensor import build_group_sensor
+from kafka_liveness_dagster.settings.asset_arguments import OF_ITS_JOBS, OF_LIVE_ALONE
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
-
-_owners: "weakref.WeakValueDictionary[tuple[str, str], KafkaAsset]" = weakref.WeakValueDictionary()
+from kafka_liveness_dagster.settings.transform import Asked
 
 
 class KafkaAsset:
@@ -37,6 +35,11 @@ class KafkaAsset:
     def name(self) -> str:
         """Of the live asset."""
         return self.settings.name
+
+    @property
+    def identifier(self) -> str:
+        """What jobs, sensor and pool are named after: the name, behind a ``key_prefix`` if there is one."""
+        return self.settings.identifier
 
     @property
     def group_id(self) -> str:
@@ -64,7 +67,7 @@ class KafkaAsset:
         Raises:
             InvalidSettingError: another asset of this process has the same group.
         """
-        self._take_group()
+        take_group(self)
         topics = [spec for topic, spec in zip(self.topics, self._topics, strict=True) if topic not in declared]
         return dg.Definitions(
             assets=[*topics, self.live, self.crash_lag],
@@ -74,53 +77,33 @@ class KafkaAsset:
             sensors=[self.sensor],
         )
 
-    def _take_group(self) -> None:
-        """A group's commits are one asset's: two would share its partitions, and each would have half of the rows."""
-        if self._rival() is not None:
-            gc.collect()  # one that was declared before the code was loaded again may only seem to be there
-        if (owner := self._rival()) is not None:
-            raise InvalidSettingError(
-                f"group_id of asset {self.name} is {self.group_id!r}, which asset {owner.name} has too: "
-                f"{self.target} and {owner.target} would get the records of half of the partitions each. Give each "
-                "asset a group of its own; more runs of one asset are max_live_runs of watch"
-            )
-        _owners[self.settings.resources.kafka, self.group_id] = self
-
-    def _rival(self) -> "KafkaAsset | None":
-        """Another asset that took the group."""
-        owner = _owners.get((self.settings.resources.kafka, self.group_id))
-        return None if owner is None or owner.name == self.name else owner
-
     @cached_property
     def live(self) -> dg.AssetsDefinition:
         """The asset of the live lane: one run processes batches until no new data comes."""
 
-        def live(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-            if (told := run_live(self.settings, context)) is not None:  # else all was told while it went on
+        def live(context: dg.AssetExecutionContext, **others: Any) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+            transform = self._asked.bound(self.settings.transform, context, others)
+            if (told := run_live(self.settings, context, transform)) is not None:  # else all was told while it went on
                 yield told
 
-        doc = self.settings.transform.__doc__
-        make = dg.asset(name=self.name, description=doc, output_required=False, **self._shared())
-        return cast("dg.AssetsDefinition", make(live))
+        its_own = {"description": self.settings.transform.__doc__, **self._arguments(OF_LIVE_ALONE)}
+        return self._asset(live, name=self.name, output_required=False, **its_own)
 
     @cached_property
     def crash_lag(self) -> dg.AssetsDefinition:
         """The partitioned asset of the catch-up lane: its partitions are the crash lag ranges."""
 
-        def crash_lag(context: dg.AssetExecutionContext) -> None:
-            run_catch_up(self.settings, context)
+        def crash_lag(context: dg.AssetExecutionContext, **others: Any) -> None:
+            run_catch_up(self.settings, context, self._asked.bound(self.settings.transform, context, others))
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
-            make = dg.asset(
-                name=self.settings.crash_lag_key.path[-1],
-                description=self._why_crash_lag,
-                partitions_def=dg.DynamicPartitionsDefinition(name=f"{self.name}_crash_lag"),
-                backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
-                pool=f"{self.name}_crash_lag",  # a backfill's runs carry no tags to limit them by
-                **self._shared(),
-            )
-            return cast("dg.AssetsDefinition", make(crash_lag))
+        return self._asset(
+            crash_lag,
+            name=self.settings.crash_lag_key.path[-1],
+            description=self._why_crash_lag,
+            partitions_def=dg.DynamicPartitionsDefinition(name=self._partitions_name),
+            backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
+            pool=self._partitions_name,  # a backfill's runs carry no tags to limit them by
+        )
 
     @cached_property
     def live_job(self) -> Any:
@@ -136,13 +119,13 @@ class KafkaAsset:
     def checks(self) -> dg.AssetChecksDefinition:
         """Whether the group is read, near the log end, caught up, ahead of the broker's retention, and exact."""
         keys = self.settings.resources
-        return self._group_checks.definition(f"{self.name}_checks", keys.kafka, keys.spark)
+        return self._group_checks.definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
 
     @cached_property
     def checks_job(self) -> Any:
         """Evaluates ``checks``, for a schedule of your own; the sensor does so without it."""
         selection = dg.AssetSelection.checks(self.checks)
-        return dg.define_asset_job(f"{self.name}_checks_job", selection, executor_def=dg.in_process_executor)
+        return dg.define_asset_job(f"{self.identifier}_checks_job", selection, executor_def=dg.in_process_executor)
 
     @cached_property
     def maintenance(self) -> dg.ScheduleDefinition | None:
@@ -153,7 +136,7 @@ class KafkaAsset:
     def sensor(self) -> dg.SensorDefinition:
         """Watches the consumer group: see :func:`build_group_sensor`."""
         return build_group_sensor(
-            name=f"{self.name}_group",
+            name=f"{self.identifier}_group",
             group_id=self.group_id,
             topics=self.topics,
             live_job=self.live_job,
@@ -172,7 +155,7 @@ class KafkaAsset:
             topics=self.topics,
             live=self.live.key,
             crash_lag=self.crash_lag.key,
-            partitions_name=f"{self.name}_crash_lag",
+            partitions_name=self._partitions_name,
             max_lag=self.settings.watch.max_lag,
             max_crash_lag_age_seconds=self.settings.crash_lag.max_age_seconds,
             max_poll_records=self.settings.most_records,
@@ -189,7 +172,7 @@ class KafkaAsset:
             f"without the end offset. What is missing here is missing in {self.target}.\n\n"
             "- **To process them:** *Materialize…*, *Missing*, *Launch*; in any order, while new data goes on.\n"
             "- **Why one is missing:** its event in the *Events* tab.\n"
-            f"- **Who adds partitions:** the sensor `{self.name}_group`, nobody else."
+            f"- **Who adds partitions:** the sensor `{self.identifier}_group`, nobody else."
         )
 
     @property
@@ -202,16 +185,38 @@ class KafkaAsset:
     def _topic_keys(self) -> list[dg.AssetKey]:
         return [topic_key(topic) for topic in self.topics]
 
+    @property
+    def _partitions_name(self) -> str:
+        return self.settings.crash_lag_key.to_python_identifier()
+
+    @cached_property
+    def _asked(self) -> Asked:
+        return self.settings.asked
+
+    def _arguments(self, names: Container[str]) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.arguments.items() if name in names}
+
+    def _asset(self, run: Callable[..., Any], **its_own: Any) -> dg.AssetsDefinition:
+        """An asset whose op calls this, with what the transform asks for beside its batch."""
+        keys = self.settings.resources
+        run.__signature__ = self._asked.signature([keys.kafka, keys.spark])  # type: ignore[attr-defined]  # by which Dagster knows what to give
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
+            return cast("dg.AssetsDefinition", dg.asset(**self._shared(), **its_own)(run))
+
     def _shared(self) -> dict[str, Any]:
         """What both assets are told alike."""
+        given = self.settings.arguments
+        alike = given.keys() - OF_LIVE_ALONE - OF_ITS_JOBS
         # The budget is asset metadata since a backfill's run carries no op tags
         budget = {} if self.settings.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.settings.max_batch_seconds}
+        ours = {"group": self.group_id, **self._links, **self._query, **budget}
         return {
-            "deps": self._topic_keys,
+            **self._arguments(alike),
+            "deps": [*self._topic_keys, *given.get("deps", ())],
             "group_name": self.settings.group_name,
-            "kinds": {"kafka", "spark", *(["iceberg"] if self.settings.table else [])},
-            "required_resource_keys": {self.settings.resources.kafka, self.settings.resources.spark},
-            "metadata": {"group": self.group_id, **self._links, **self._query, **budget},
+            "kinds": {"kafka", "spark", *(["iceberg"] if self.settings.table else []), *given.get("kinds", ())},
+            "metadata": {**given.get("metadata", {}), **ours},
         }
 
     @property
@@ -230,8 +235,8 @@ class KafkaAsset:
     def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
         """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""
         return dg.define_asset_job(
-            f"{asset.key.path[-1]}_job",
+            f"{asset.key.to_python_identifier()}_job",
             selection=dg.AssetSelection.assets(asset.key).without_checks(),  # the sensor tells them all the time
             executor_def=dg.in_process_executor,
-            tags=tags,
+            tags={**self.settings.arguments.get("run_tags", {}), **tags},
         )

@@ -12,12 +12,12 @@ def maintenance_of(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
     """The schedule, with its job."""
     keys, told = settings.resources, settings.maintenance
 
-    @dg.op(name=f"maintain_{settings.name}", required_resource_keys={keys.kafka, keys.spark})
+    @dg.op(name=f"maintain_{settings.identifier}", required_resource_keys={keys.kafka, keys.spark})
     def maintain(context: dg.OpExecutionContext) -> None:
         run_maintenance(settings, context)
 
     @dg.job(
-        name=f"{settings.name}_maintenance_job",
+        name=f"{settings.identifier}_maintenance_job",
         description=f"Keeps table {settings.table} small: compacts files, expires snapshots, deletes what nobody has. "
         "What either lane may write again is left as it is, and a commit of theirs always comes first.",
         executor_def=dg.in_process_executor,
@@ -26,7 +26,7 @@ def maintenance_of(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
         maintain()
 
     return dg.ScheduleDefinition(
-        name=f"{settings.name}_maintenance",
+        name=f"{settings.identifier}_maintenance",
         job=job,
         cron_schedule=told.cron_schedule,
         default_status=told.default_status,

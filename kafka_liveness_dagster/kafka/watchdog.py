@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.1
 RUN_STATE_SECONDS = 0.5
 _STOP_SECONDS = 30.0
-_TELL_SECONDS = 5.0
+_STOPPED_TELL_SECONDS, _FENCED_TELL_SECONDS = 5.0, 1.0
 log = logging.getLogger("kafka_liveness_dagster")
 
 
@@ -76,7 +76,7 @@ class Watchdog:
             self._reason = self._reason or FenceReason.CLOSED
             self._stopped.set()
         self._news.set()
-        self._tell_in_time()  # before the leave, so that who sees the group without this member can know why
+        self._tell_in_time(_STOPPED_TELL_SECONDS)  # before the leave: who sees the group without it is to know why
         with self._raising:
             if self._reason.may_rejoin:  # with clients that are closed
                 self._reason = FenceReason.CLOSED
@@ -176,7 +176,7 @@ class Watchdog:
             except Exception:  # Dagster's database is away: the run goes on until someone says otherwise
                 log.exception("could not ask Dagster how the run is; it counts as %s", self._run_state.value)
 
-    def _tell_in_time(self) -> None:
+    def _tell_in_time(self, seconds: float) -> None:
         """In a thread of its own: a database that does not answer must not keep the member in its group."""
         is_told = threading.Event()
 
@@ -185,8 +185,8 @@ class Watchdog:
             is_told.set()
 
         threading.Thread(target=tell, name="kafka-liveness-tell", daemon=True).start()
-        if not is_told.wait(_TELL_SECONDS):
-            log.warning("Dagster did not answer within %g s: it may not know why this process left", _TELL_SECONDS)
+        if not is_told.wait(seconds):
+            log.warning("Dagster did not answer within %g s: it may not know why this process left", seconds)
 
     def _tell(self) -> None:
         """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
@@ -207,9 +207,9 @@ class Watchdog:
             if self._reason is not None or outdated or (of is not None and of != self._leave):
                 return
             self._reason, leave = reason, self._leave  # first the fence, then everything that takes time
-        self._news.set()
         log.warning("fenced: %s", reason.value, extra={"fence": reason})
         self._cancel(self._cancels)
+        self._tell_in_time(_FENCED_TELL_SECONDS)  # before the leave, too, but its partitions wait
         try:
             leave(reason)
         except Exception:  # the session timeout ends what could not be left

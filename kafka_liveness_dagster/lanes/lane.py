@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyspark.sql import DataFrame
+
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+
+
+Transform: TypeAlias = "Callable[[DataFrame], DataFrame]"
+"""From the records of a batch to the rows to keep."""
 
 
 class Lane(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,22 +27,26 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-    from kafka_liveness_dagster.lanes.lane import Source
+    from kafka_liveness_dagster.lanes.lane import Source, Transform
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
     from kafka_liveness_dagster.spark.described import TableNow
 
 
-def run_live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
+def run_live(
+    asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform
+) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
     """One run of the live lane: batches until no new data comes, or the run's own budget is nearly spent.
 
     Gives what no materialization has told while it was at work, None for nothing.
     """
     with SignsOfLife(context, lane_tags(asset.group_id, "live")):
-        return _live(asset, context)
+        return _live(asset, context, transform)
 
 
-def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-    pipeline = Pipeline.of(asset, context)
+def _live(
+    asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform
+) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
+    pipeline = Pipeline.of(asset, context, transform)
     with pipeline.kafka.consumer(
         topics=asset.topics,
         group_id=asset.group_id,
@@ -55,15 +60,20 @@ def _live(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> dg.Ma
         witness=pipeline.witness,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
+        known = Counter[str]()
         told = Materializations(
             context,
             asset.materialize_every,
             lambda: _table_now(asset, pipeline, consumer.timeouts.budget.seconds),
-            lambda: _facts(consumer, asset, context, pipeline),
+            lambda: _facts(consumer, asset, context, pipeline, known),
         )
         waiting = Waiting(consumer, context)
         next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
-        pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context), told)
+        try:
+            pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context), told)
+        except BaseException:
+            told.tell_what_is_left()
+            raise
         last = told.last()
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return last
@@ -81,29 +91,34 @@ def _table_now(asset: KafkaAssetSettings, pipeline: Pipeline, budget_seconds: fl
 
 
 def _facts(
-    consumer: LivenessConsumer, asset: KafkaAssetSettings, context: dg.AssetExecutionContext, pipeline: Pipeline
+    consumer: LivenessConsumer,
+    asset: KafkaAssetSettings,
+    context: dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    known: Counter[str],
 ) -> dict[str, Any]:
-    """What each materialization says beside what was written."""
+    """What each materialization says beside what was written; of what was found, what is not ``known`` yet."""
+    found = {"crash_lag_found": consumer.jumped, "owed_again": consumer.forgotten, "expired_unprocessed": consumer.lost}
+    new = {name: ranges[known[name] :] for name, ranges in found.items()}
+    known.update({name: len(ranges) for name, ranges in new.items()})
     return {
         **_lag(consumer),
         **({"cause": cause} if (cause := context.run.tags.get(CAUSE_TAG)) else {}),
         "timeouts": str(consumer.timeouts),
         **pipeline.spark.links(),
-        **({"crash_lag_found": range_table(consumer.jumped)} if consumer.jumped else {}),
-        **({"owed_again": range_table(consumer.forgotten)} if consumer.forgotten else {}),
-        **({"expired_unprocessed": range_table(consumer.lost)} if consumer.lost else {}),
+        **{name: range_table(ranges) for name, ranges in new.items() if ranges},
         "group": asset.group_id,
     }
 
 
-def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
+def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
     with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")):
-        _catch_up(asset, context)
+        _catch_up(asset, context, transform)
 
 
-def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> None:
-    pipeline = Pipeline.of(asset, context)
+def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
+    pipeline = Pipeline.of(asset, context, transform)
     asked = {key: range_of(key) for key in context.partition_keys}
     with pipeline.kafka.catch_up(
         group_id=asset.group_id,

@@ -72,6 +72,13 @@ class Materializations:
         version, metadata = self._taken()
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version) if version else None)
 
+    def tell_what_is_left(self) -> None:
+        """The run fails: what is committed is new all the same. In few words: who would say more may have failed."""
+        if self._since.batches:
+            since, self._since = self._since, Tally()
+            metadata, tags = since.metadata(), self._tags(None)
+            self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata, tags=tags))
+
     def _tags(self, version: str | None) -> dict[str, str]:
         """What Dagster itself writes on the materialization at a run's end."""
         spec = self._context.assets_def.specs_by_key[self._context.asset_key]

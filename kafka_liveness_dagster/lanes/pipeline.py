@@ -28,11 +28,9 @@ from kafka_liveness_dagster.spark.sink import SinkWitness
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame
-
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.lanes.lane import Counts, Lane, Source
+    from kafka_liveness_dagster.lanes.lane import Counts, Lane, Source, Transform
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
@@ -57,7 +55,7 @@ class Pipeline:
 
     kafka: KafkaLivenessResource
     spark: SparkConnectResource
-    transform: Callable[[DataFrame], DataFrame]
+    transform: Transform
     table: str
     sink: Sink | None
     most_records: int
@@ -70,7 +68,7 @@ class Pipeline:
     most_bytes: int | None = None
 
     @classmethod
-    def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> Pipeline:
+    def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> Pipeline:
         """The asset's pipeline with the resources of this run."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
@@ -78,9 +76,7 @@ class Pipeline:
         most_bytes = asset.batching.max_batch_bytes
         liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
         most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
-        return cls(
-            kafka, spark, asset.transform, *to, *size, liveness, on_poison, most, witness, asset.layout, most_bytes
-        )
+        return cls(kafka, spark, transform, *to, *size, liveness, on_poison, most, witness, asset.layout, most_bytes)
 
     def run(
         self,

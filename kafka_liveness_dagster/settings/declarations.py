@@ -7,17 +7,19 @@ Each setting is a line here, with its kind. The words are explained where they a
 # No `from __future__ import annotations` here: pydantic reads the annotations.
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import dagster as dg
 from pydantic import Field
 
 from kafka_liveness_dagster.core.batch_sizer import AUTO_CEILING
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.names import name_of_sink
 from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
+from kafka_liveness_dagster.settings.asset_arguments import prefix, refused
 from kafka_liveness_dagster.settings.declared import Declared
 from kafka_liveness_dagster.settings.groups import (
     Batching,
@@ -29,6 +31,7 @@ from kafka_liveness_dagster.settings.groups import (
     ResourceKeys,
     Watch,
 )
+from kafka_liveness_dagster.settings.transform import Asked, asked_by
 
 MOST_IN_FLIGHT = 2
 
@@ -63,6 +66,8 @@ class KafkaAssetSettings(Declared):
     maintenance: Annotated[Maintenance, kinds.MADE]
     resources: Annotated[ResourceKeys, kinds.MADE]
     group_name: kinds.GroupName | None
+    arguments: dict[str, Any]
+    """What ``dg.asset`` takes too: see :class:`AssetArguments`."""
 
     def contradictions(self) -> Iterator[str]:
         """What no run could work with, although each setting alone is as it should be."""
@@ -90,7 +95,14 @@ class KafkaAssetSettings(Declared):
                 f"resources.kafka and resources.spark of asset {self.name} are both {self.resources.kafka!r}: "
                 "one resource cannot be both"
             )
-        own = [f"{self.name}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")]
+        if wrong := [*refused(self.arguments)]:
+            yield from (f"{name} of asset {self.name} is {value}: Dagster says: {why}" for name, value, why in wrong)
+            return
+        try:
+            _ = self.asked
+        except InvalidSettingError as error:
+            yield f"asset {self.name}: {error}"
+        own = [f"{self.identifier}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")]
         if twice := [job.name for job in self.watch.event_jobs if job.name in own]:
             its = " and ".join(twice)
             yield f"watch.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
@@ -101,9 +113,24 @@ class KafkaAssetSettings(Declared):
         return self.table or name_of_sink(self.sink)
 
     @property
+    def key(self) -> dg.AssetKey:
+        """Of the live asset."""
+        return dg.AssetKey([*prefix(self.arguments), self.name])
+
+    @property
     def crash_lag_key(self) -> dg.AssetKey:
         """Of the asset whose partitions are the owed ranges."""
-        return dg.AssetKey(f"{self.name}_crash_lag")
+        return dg.AssetKey([*prefix(self.arguments), f"{self.name}_crash_lag"])
+
+    @property
+    def identifier(self) -> str:
+        """What jobs, the sensor and the like are named after: the live asset's key in one word."""
+        return self.key.to_python_identifier()
+
+    @property
+    def asked(self) -> Asked:
+        """What the transform asks for beside its batch."""
+        return asked_by(self.transform, tuple(self.arguments.get("ins", ())))
 
     @property
     def layout(self) -> Layout:

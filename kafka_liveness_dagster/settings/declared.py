@@ -219,6 +219,8 @@ def _sentences(error: ValidationError, fields: Mapping[str, FieldInfo], whose: s
 def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section: str) -> str:
     if detail["type"] == "value_error":  # said by a rule of ours for several settings
         return str(detail["ctx"]["error"])
+    if not detail["loc"]:  # a name that is no text: half of a character
+        return unknown(detail["input"], fields, f"{section} of {whose}" if section else whose)
     name, *inside = detail["loc"]
     if detail["type"] == "missing":
         return f"{name} of {whose} is missing"

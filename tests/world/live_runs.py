@@ -19,7 +19,7 @@ class LiveRuns:
 
     def __init__(self, services, topic, table, protocol, **settings):
         self.topic, self.table, self.group = topic, table, f"etl-{topic}"
-        self.gate, self.instance = f"gate-{uuid4().hex}", None
+        self.gate, self.instance, self.beside = f"gate-{uuid4().hex}", None, dg.Definitions()
         timeouts = {"session_timeout_seconds": 6, "heartbeat_interval_seconds": 0.2} if protocol == "classic" else {}
         self.kafka = kl.KafkaLivenessResource(
             bootstrap_servers=services.bootstrap_servers, group_protocol=protocol, **timeouts
@@ -40,7 +40,7 @@ class LiveRuns:
         """A live run; the run and what it said, with a line for each batch."""
         asset = kl.kafka_asset(**self.settings)(transform)
         resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self.spark})
-        job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_job")
+        job = dg.Definitions.merge(asset.definitions, resources, self.beside).resolve_job_def("orders_job")
         with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
             instance.get_runs()  # makes its tables, for those who ask meanwhile
             self.instance = instance

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -35,6 +37,7 @@ from tests.world.chaos import (
     offset_property,
 )
 
+_STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 PATIENCE = 180.0  # seconds; on a machine with 25 processes for two cores a run needs a minute to begin
 ROOT = Path(__file__).parents[2]
 LOCATION = "tests.world.chaos"
@@ -183,7 +186,7 @@ class Story:
 
     def worker(self, run_id):
         """The one process that the code server started for a run."""
-        (pid,) = re.findall(r"Started process for run \(pid: (\d+)\)", "\n".join(self.said(run_id)))
+        (pid,) = wait_for(lambda: _STARTED.findall("\n".join(self.said(run_id))))
         return psutil.Process(int(pid))
 
     def step(self, run_id):
@@ -252,7 +255,20 @@ def pause(seconds):
     threading.Event().wait(seconds)
 
 
-def stop(process):
-    """SIGSTOP, seen to have worked."""
-    process.suspend()
-    wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
+def stop(process, instance):
+    """SIGSTOP, seen to have worked; while it has a lock of Dagster's SQLite, nobody else could go on."""
+    while True:
+        process.suspend()
+        wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
+        if not any(map(_is_locked, Path(instance.root_directory).rglob("*.db"))):
+            return
+        process.resume()
+
+
+def _is_locked(file):
+    try:
+        with closing(sqlite3.connect(file, timeout=2.0)) as held:
+            held.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return True
+    return False

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
 from tests.world.forgetful import Forgetful, kept
+from tests.world.stories import wait_for
 
 
 @pytest.fixture
@@ -286,6 +287,7 @@ def test_several_targets_are_no_target(world, refused):
     """A group whose partitions go to different tables is asked which."""
     world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(timeout=20)
     client = Consumer({"bootstrap.servers": world.servers, "group.id": f"{world.group}.catch-up"})
+    wait_for(lambda: len(client.list_topics(world.topic).topics[world.topic].partitions) == 2)
     told = [KafkaTopicPartition(world.topic, at, 0, f"kl2 done @0 in lake.shop.orders_{at}") for at in (0, 1)]
     client.commit(offsets=told, asynchronous=False)
     client.close()

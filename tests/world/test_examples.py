@@ -37,7 +37,7 @@ def run(topic, like):
         resources = dg.Definitions(resources=shown.defs.resources)
         defs = dg.Definitions.merge(asset.definitions, resources)
         with nullcontext(instance) if instance else dg.DagsterInstance.ephemeral() as held:
-            for job in ("orders_job", *jobs):
+            for job in (f"{asset.identifier}_job", *jobs):
                 done = defs.resolve_job_def(job).execute_in_process(instance=held)
                 assert done.success
         return done
@@ -81,6 +81,12 @@ def test_another_asset_reads_the_snapshot_that_is_named(run, example, table):
         done.asset_materializations_for_node("customers")[0].metadata["customers"].value == 1
     )  # null: no record has a key
     assert done.success
+
+
+def test_a_transform_asks_for_more(run, example, table, rows):
+    """The run's context, and a resource of the page's own."""
+    done = run(example("asked"), table=table)
+    assert {(row["country"], row["written_by"]) for row in rows(table)} == {("NL", done.run_id)}
 
 
 def test_an_alert_is_requested_with_a_config_that_its_job_takes(run, example, table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -118,3 +119,19 @@ def test_a_batch_of_many_partitions_weighs_no_more_in_the_event_log(services, ma
         return sum(len(serialize_value(event)) for event in runs.events) / batches
 
     assert bytes_a_batch(200) <= 1.3 * bytes_a_batch(20)
+
+
+def test_a_run_that_fails_tells_what_it_has_committed(found, spark):
+    """Its third batch fails: the second is in the table, and downstream hears of it."""
+    found.open_gate(spark)
+    batches = itertools.count(1)
+
+    def fails_at_the_third(batch):
+        if next(batches) == 3:
+            raise ValueError("no such price")
+        return found.rows_of(batch)
+
+    run, _ = found.run(fails_at_the_third)
+    assert not run.success
+    told = [one for event in found.events if (one := event.asset_materialization)]
+    assert [one.metadata["rows_written"].value for one in told] == [SIZE, SIZE]

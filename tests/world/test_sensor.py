@@ -89,7 +89,8 @@ def _joined_late_frozen_done(story, sensor, run, gates):
 
     (gates / "1").touch()
     wait_for(lambda: any(member.partitions for member in story.members()))
-    stop(worker := story.worker(run))  # as often as not before it planned a batch: its wait for data passes meanwhile
+    worker = story.worker(run)
+    stop(worker, story.instance)  # as often as not before it planned a batch: its wait for data passes meanwhile
     wait_for(lambda: not story.members())
     assert sensor.told() == [f"{name} stopped sending heartbeats; it had {had}"]
     (gates / "all").touch()

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingEr
 from kafka_liveness_dagster.runs.tags import FENCED_TAG
 from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
+from tests.world.stories import wait_for
 
 on_both_protocols = pytest.mark.parametrize("forgetful", ["classic", "consumer"], indirect=True)
 """Where the broker's group is what forgets; a table forgets the same under either."""
@@ -240,7 +241,7 @@ def test_two_tables_are_two_groups(forgetful):
 
     move = ["move", world.group, renamed, "--bootstrap-servers", world.servers]
     with world.kafka.consumer(topics=[world.topic], group_id=world.group) as consumer:
-        assert consumer.poll(0.0) is None
+        wait_for(lambda: consumer.poll(0.0) is None and consumer.joined)
         refused = CliRunner().invoke(main, move)
         assert (refused.exit_code, "has 1 member (" in refused.output) == (1, True), refused.output
     world.sql(f"ALTER TABLE {{t}} RENAME TO {renamed.partition('.')[2]}")

@@ -1,0 +1,46 @@
+"""Which asset of this process has a consumer group? A group's commits are one asset's."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.declare.definitions import KafkaAsset
+
+_owners: weakref.WeakValueDictionary[tuple[str, str], KafkaAsset] = weakref.WeakValueDictionary()
+
+
+def take_group(asset: KafkaAsset) -> None:
+    """The group is this asset's: two would share its partitions, and each would have half of the rows.
+
+    Raises:
+        InvalidSettingError: another asset of this process has the same group.
+    """
+    if _rival(asset) is not None:
+        gc.collect()  # one that was declared before the code was loaded again may only seem to be there
+    if (owner := _rival(asset)) is not None:
+        raise InvalidSettingError(
+            f"group_id of asset {_shown(asset)} is {asset.group_id!r}, which asset {_shown(owner)} has too: "
+            f"{asset.target} and {owner.target} would get the records of half of the partitions each. Give each "
+            "asset a group of its own; more runs of one asset are max_live_runs of watch"
+        )
+    _owners[_group(asset)] = asset
+
+
+def _rival(asset: KafkaAsset) -> KafkaAsset | None:
+    """Another asset that took the group."""
+    owner = _owners.get(_group(asset))
+    return None if owner is None or owner.identifier == asset.identifier else owner
+
+
+def _shown(asset: KafkaAsset) -> str:
+    return asset.settings.key.to_user_string()
+
+
+def _group(asset: KafkaAsset) -> tuple[str, str]:
+    """Of the cluster that the resource of this key reaches."""
+    return asset.settings.resources.kafka, asset.group_id
