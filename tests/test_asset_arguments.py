@@ -148,6 +148,8 @@ def test_a_transform_asks_as_an_asset_does():
     for lane in (asset.live, asset.crash_lag):
         assert "geo" in lane.required_resource_keys
         assert dg.AssetKey("customers") in lane.keys_by_input_name.values()
+    (nothing_is_stored,) = asset.crash_lag.op.output_defs
+    assert nothing_is_stored.dagster_type.is_nothing, "or a run of several partitions would fail in its IO manager"
     assert [one.name for one in asked_by(orders, ["rate"]).others] == ["geo", "customers", "rate"]
 
 

@@ -135,7 +135,8 @@ def test_an_example_is_a_code_location(example, name):
     """It loads and validates, without a service and without an address."""
     defs = example(name).defs
     dg.Definitions.validate_loadable(defs)
-    assert {job.name for job in defs.get_repository_def().get_all_jobs()} >= {"orders_job", "orders_crash_lag_job"}
+    jobs = {job.name.removeprefix("shop__") for job in defs.get_repository_def().get_all_jobs()}
+    assert jobs >= {"orders_job", "orders_crash_lag_job"}
 
 
 def test_the_pipeline_gives_what_the_readme_says(example):

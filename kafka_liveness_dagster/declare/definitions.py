@@ -5,6 +5,7 @@
 import warnings
 from collections.abc import Callable, Container, Iterator
 from functools import cached_property
+from inspect import signature
 from typing import Any, cast
 
 import dagster as dg
@@ -199,7 +200,8 @@ class KafkaAsset:
     def _asset(self, run: Callable[..., Any], **its_own: Any) -> dg.AssetsDefinition:
         """An asset whose op calls this, with what the transform asks for beside its batch."""
         keys = self.settings.resources
-        run.__signature__ = self._asked.signature([keys.kafka, keys.spark])  # type: ignore[attr-defined]  # by which Dagster knows what to give
+        declared = self._asked.signature([keys.kafka, keys.spark], signature(run).return_annotation)
+        run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
             return cast("dg.AssetsDefinition", dg.asset(**self._shared(), **its_own)(run))

@@ -30,14 +30,15 @@ class Asked(NamedTuple):
     context: bool
     others: tuple[Parameter, ...]
 
-    def signature(self, resource_keys: Iterable[str]) -> Signature:
-        """Of the op that calls the transform and needs these resources itself.
+    def signature(self, resource_keys: Iterable[str], returns: Any) -> Signature:
+        """Of the op that calls the transform, needs these resources itself, and returns this: None is stored nowhere.
 
         Dagster looks at parameters or at ``required_resource_keys``, not at both.
         """
         names, kind = {one.name for one in self.others}, Parameter.POSITIONAL_OR_KEYWORD
         own = [Parameter(key, kind, annotation=_RESOURCE) for key in resource_keys if key not in names]
-        return Signature([Parameter(_CONTEXT, kind, annotation=dg.AssetExecutionContext), *own, *self.others])
+        context = Parameter(_CONTEXT, kind, annotation=dg.AssetExecutionContext)
+        return Signature([context, *own, *self.others], return_annotation=returns)
 
     def bound(
         self, transform: Callable[..., Any], context: dg.AssetExecutionContext, others: Mapping[str, Any]

@@ -155,7 +155,8 @@ def tab(page, name):
 def backfill_by_clicking(page, url, keys, crashed):
     """docs/ui.md: what was skipped is found as missing, explained, launched and watched with clicks alone."""
     key, missing = keys[0], len(keys)
-    start, end = map(int, key.rpartition(":")[2].split("-"))
+    spans = [key.rpartition(":")[2].split("-") for key in keys]
+    skipped = sum(int(end) - int(start) for start, end in spans)
     page.goto(f"{url}/asset-groups")
     page.get_by_role("button", name="Skip").click()  # Dagster's invitation to its community
     for told in ("orders_topic", "orders", "orders_crash_lag", "4 / 4 Passed"):
@@ -168,10 +169,8 @@ def backfill_by_clicking(page, url, keys, crashed):
     picture(page, "asset")
 
     tab(page, "Events").click()
-    page.get_by_text(key).first.click()
-    expect(page.get_by_text(f"Partition {key} observed")).to_be_visible()
-    told = f"{end - start:,} offsets the live lane jumped over (run {crashed[:8]} crashed)"
-    expect(page.get_by_text(told)).to_be_visible()
+    told = f"{skipped:,} offsets the live lane jumped over (run {crashed[:8]} crashed): {', '.join(keys)}."
+    expect(page.get_by_text(told).first).to_be_visible()
     picture(page, "why")
 
     tab(page, "Partitions").click()
@@ -198,11 +197,8 @@ def backfill_by_clicking(page, url, keys, crashed):
     picture(page, "done")
 
     tab(page, "Events").click()
-    events = page.get_by_text(key, exact=True)  # the newest first
-    events.nth(0).click()
+    page.get_by_text(key, exact=True).first.click()
     expect(page.get_by_text(f"Partition {key} materialized in run")).to_be_visible()
-    events.nth(1).click()
-    expect(page.get_by_text(f"Partition {key} observed")).to_be_visible()
 
 
 def test_from_nothing_to_rows_through_a_crash(terminal, tmp_path):
