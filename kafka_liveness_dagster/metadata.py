@@ -153,15 +153,18 @@ def range_metadata(
     owed: Iterable[OffsetRange],
     lost: Iterable[OffsetRange],
     of_run: Mapping[str, dg.MetadataValue],
+    *,
+    again: bool = False,
 ) -> dict[str, dg.MetadataValue]:
-    """One crash lag range after its run."""
+    """One crash lag range after its run; ``again``, if it was processed whatever was owed of it."""
     was_owed = any(asked.overlaps(r) for r in owed)
     gone = [r for r in lost if r.overlaps(asked)]
+    state = "done by this run" if was_owed else "was done before this run"
     return {
         "group": dg.MetadataValue.text(group_id),
         "range": dg.MetadataValue.text(str(asked)),
         "offsets": dg.MetadataValue.int(asked.size),
-        "state": dg.MetadataValue.text("done by this run" if was_owed else "was done before this run"),
+        "state": dg.MetadataValue.text("processed again by this run" if again and was_owed else state),
         **({"expired_unprocessed": range_table(gone)} if gone else {}),
         **(of_run if was_owed else {}),
     }

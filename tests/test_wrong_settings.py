@@ -153,6 +153,7 @@ CATCH_UP = {
         [OffsetRange("x" * 600, 0, 0, 1)],
         None,
     ],
+    "again": [7, ["orders:0:0-1"], [OffsetRange("\ud800", 0, 0, 1)], None],
     "max_poll_records": [0, 1.5, *NUMBERS],
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
     "offsets": [*NOT_MADE, kl.Batching()],
@@ -563,3 +564,9 @@ def test_what_librdkafka_refuses_is_refused_by_name(extra, says):
     settings = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1", extra=extra).settings()
     with pytest.raises(InvalidSettingError, match=f"librdkafka refuses the settings: .*{says}"):
         SecondLog(settings, "etl", "test")
+
+
+def test_what_is_to_be_processed_again_has_to_be_asked_for():
+    """Or it would be of a partition that the run never looks at."""
+    with pytest.raises(InvalidSettingError, match="has orders:0:1-2, which ranges does not have"):
+        catch_up(again=[OffsetRange("orders", 0, 1, 2)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli.arguments import GROUP, RANGE, TABLE, TEXT, TOPIC, Seconds
+from kafka_liveness_dagster.cli.arguments import GROUP, MOMENT, RANGE, TABLE, TEXT, TOPIC, Seconds
 from kafka_liveness_dagster.cli.connection import (
     at_bootstrap_servers,
     at_spark,
@@ -20,6 +20,7 @@ from kafka_liveness_dagster.cli.connection import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from pyspark.sql import SparkSession
 
@@ -153,6 +154,54 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
 
     for line in moved.move(reached(bootstrap_servers, command_config), group, target):
         click.echo(line)
+
+
+@click.command()
+@click.argument("group", type=GROUP)
+@click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, UTC unless it says otherwise.")
+@click.option("--to", "end", type=MOMENT, help="Up to before this time; all that is committed unless given.")
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
+@click.option(
+    "--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster knows several or none."
+)
+@click.option("--what-is-left", is_flag=True, help="Go on although the broker has deleted records, maybe of that time.")
+@at_bootstrap_servers
+@with_command_config
+def replay(
+    group: str,
+    *,
+    begin: datetime,
+    end: datetime | None,
+    topics: tuple[str, ...],
+    asset: str | None,
+    what_is_left: bool,
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+) -> None:
+    """Add the partitions by which consumer group GROUP processes a window of time again, by today's transform.
+
+    For a transform that was mended, or has a new column. By the records' timestamps; what is owed has partitions of
+    its own, and what is not committed the live lane comes to. Nothing is processed before you materialize the
+    partitions of the crash lag asset: each replaces exactly its offsets' rows.
+
+    Needs DAGSTER_HOME, the instance that has the asset. Exit code 1, and nothing added, where the broker has deleted
+    records that may be of that time.
+
+    \b
+    Example:
+      kafka-liveness replay orders-etl --from 2026-11-22T10:00:00Z --to 2026-11-22T11:00:00Z
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli import replay as by_hand  # noqa: PLC0415  `--help` must not wait for it
+
+    kafka = reached(bootstrap_servers, command_config)
+    found = by_hand.window(kafka, group, topics, begin, end, what_is_left=what_is_left)
+    for line in found.told():
+        click.echo(line)
+    added, keys = by_hand.add_partitions(group, asset, found.ranges)
+    name = added.to_user_string()
+    click.echo(f"added to {name}, to be materialized in the UI or with `dg launch --assets {name} --partition …`:")
+    for key in keys:
+        click.echo(f"  {key}")
 
 
 def _ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:

@@ -187,6 +187,7 @@ def timeline(
 main.add_command(group_commands.status)
 main.add_command(group_commands.forgive)
 main.add_command(group_commands.move)
+main.add_command(group_commands.replay)
 main.add_command(audit_command.audit)
 main.add_command(topic_commands.topic)
 main.add_command(topic_commands.produce)

@@ -1,6 +1,7 @@
 """Which Dagster partition is which crash lag range? Key ``orders:3:70-120`` <-> ``OffsetRange``.
 
-Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``.
+Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``. One that
+somebody wants processed again, whatever is owed, says when it was asked for: ``@replay-20261122T100000Z``.
 
 >>> range_of("orders:3:70-120@2")
 OffsetRange(topic='orders', partition=3, start=70, end=120)
@@ -11,6 +12,7 @@ OffsetRange(topic='orders', partition=3, start=70, end=120)
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -19,7 +21,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-_KEY = re.compile(r"(?P<range>[^@]+)(?:@(?P<again>[2-9]|[1-9]\d+))?")
+_KEY = re.compile(r"(?P<range>[^@]+)(?:@(?:[2-9]|[1-9]\d+|(?P<replay>replay-\d{8}T\d{6}Z)))?")
 _AMBIGUOUS = "..."  # Dagster's partition range separator
 
 
@@ -35,6 +37,29 @@ def key_of(owed: OffsetRange, again: int = 1) -> str:
             "crash lag of this topic cannot become partitions; rename the topic or leave enable_parallel_rebalance off"
         )
     return f"{owed}@{again}" if again > 1 else str(owed)
+
+
+def replay_key(processed: OffsetRange, asked_at: datetime) -> str:
+    """The partition key by which a range is processed again.
+
+    >>> from datetime import timezone
+    >>> replay_key(range_of("orders:3:70-120"), datetime(2026, 11, 22, 10, tzinfo=timezone.utc))
+    'orders:3:70-120@replay-20261122T100000Z'
+
+    Raises:
+        InvalidSettingError: Dagster could not tell the key from a range of keys.
+    """
+    return f"{key_of(processed)}@replay-{asked_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}"
+
+
+def is_replay(key: str) -> bool:
+    """Whether it asks for offsets that are done.
+
+    >>> is_replay("orders:3:70-120"), is_replay("orders:3:70-120@replay-20261122T100000Z")
+    (False, True)
+    """
+    found = _KEY.fullmatch(key)
+    return found is not None and found["replay"] is not None
 
 
 def range_of(key: str) -> OffsetRange:

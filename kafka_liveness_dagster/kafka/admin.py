@@ -119,17 +119,6 @@ class Cluster:
         self._answered_at = time.monotonic()
         return {tp: (starts[tp].offset, ends[tp].offset) for tp in partitions}
 
-    def newest_timestamps(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Milliseconds of the newest record's timestamp of each partition that has one; none before Kafka 3.0."""
-        wanted = {KafkaTopicPartition(*tp): OffsetSpec.max_timestamp() for tp in partitions}
-        asked = self._admin.list_offsets(wanted, request_timeout=REQUEST_SECONDS)
-        doing = "asking how new the newest records are"
-        try:
-            found = {TopicPartition(tp.topic, tp.partition): self._named(at, doing) for tp, at in asked.items()}
-        except KafkaRefusedError:
-            return {}
-        return {tp: at.timestamp for tp, at in found.items() if at.offset >= 0}
-
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Kafka's id of each topic, by which one made anew is known (KIP-516); empty where the broker tells none.
 

@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.again import Again
 from kafka_liveness_dagster.kafka.delegated import delegated
 from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
@@ -44,6 +45,7 @@ class CatchUpConsumer:
 
     Args:
         ranges: crash lag ranges, in any order; parts that are done already are left out.
+        again: those of them that are processed whole, done or not. Their rows are replaced, neither commit log changes.
         on_data_loss: offsets that expired before they were caught up are an error, or are recorded and reported.
         witness: who knows what is in the table; None where the two commit logs alone say what is done.
 
@@ -58,6 +60,7 @@ class CatchUpConsumer:
         group_id: str,
         ranges: Sequence[OffsetRange],
         *,
+        again: Sequence[OffsetRange] = (),
         max_poll_records: int,
         budget: Budget,
         link: RunLink,
@@ -67,7 +70,7 @@ class CatchUpConsumer:
         self.budget, self.group_id = budget, group_id
         self.quarantined: list[OffsetRange] = []
         self.lost: list[OffsetRange] = []
-        self._asked = by_partition(ranges)
+        self._asked, self._again = by_partition(ranges), Again(again)
         self._max_records, self._on_data_loss, self._log = max_poll_records, on_data_loss, link.log
         self._cluster = Cluster(kafka)
         self._proof = Proof(self._cluster, group_id, self._asked, witness)
@@ -89,7 +92,9 @@ class CatchUpConsumer:
 
     def __enter__(self) -> Self:
         try:
-            self._second.check_owed(self._asked, self._proof.look())
+            facts = self._proof.look()
+            self._second.check_owed(self._asked, facts)
+            self._again.left(facts)
         except BaseException:
             self.close()
             raise
@@ -160,11 +165,12 @@ class CatchUpConsumer:
         self._proof.check_identity(batch.ranges)
         self._second.record(batch.ranges, self._watchdog.check)
         self._proof.wrote(batch.ranges)
+        self._again.wrote(batch.ranges)
         self._rotation.committed = batch.last
         return ()
 
     def outstanding_ranges(self) -> list[OffsetRange]:
-        """What of the asked ranges is still to be done, by both commit logs and the table; sorted."""
+        """What of the asked ranges is still to be done, by both commit logs and the table, or once more; sorted."""
         left, _ = self._outstanding(self._proof.known())
         return [OffsetRange(*tp, *span) for tp, spans in left.items() for span in spans]
 
@@ -181,10 +187,11 @@ class CatchUpConsumer:
             for tp, spans in left.items()
             for span in intersection(spans, (Span(0, facts[tp].log_start),))
         ]
-        if not expired:
-            return left, facts
-        self._lose(expired, facts)
-        return {tp: difference(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}, facts
+        if expired:
+            self._lose(expired, facts)
+            left = {tp: difference(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}
+        again = self._again.left(facts)
+        return {tp: union((*spans, *again.get(tp, ()))) for tp, spans in left.items()}, facts
 
     def _lose(self, expired: list[OffsetRange], facts: Facts) -> None:
         first = expired[0]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_log import committed
 from kafka_liveness_dagster.core.membership import is_due_a_partition
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.kafka.behind import seconds_behind
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
+from kafka_liveness_dagster.kafka.times import seconds_behind
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.witnesses import PartitionFacts

@@ -11,7 +11,8 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.partition_keys import key_of, range_of
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.partition_keys import is_replay, key_of, range_of
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.materialized import Materializations
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
@@ -120,9 +121,12 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, t
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     pipeline = Pipeline.of(asset, context, transform)
     asked = {key: range_of(key) for key in context.partition_keys}
+    done = context.instance.get_materialized_partitions(asset.crash_lag_key)
+    again = [one for key, one in asked.items() if key in done or is_replay(key)]
     with pipeline.kafka.catch_up(
         group_id=asset.group_id,
         ranges=list(asked.values()),
+        again=again,
         context=context,
         max_poll_records=asset.most_records,
         offsets=asset.offsets.only(CatchUpSettings.uses["offsets"]),
@@ -130,8 +134,9 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
     ) as lane:
         owed = lane.outstanding_ranges()
         context.log.info("a batch may take %s", lane.budget)
-        left = ", ".join(map(str, owed)) or "nothing"
-        context.log.info("%s; still owed: %s", number(len(asked), "partition"), left)
+        context.log.info("%s; still owed: %s", number(len(asked), "partition"), listed(owed) or "nothing")
+        if again:
+            context.log.info("processed again, whatever is owed of them: %s", listed(again))
         tally = Tally()
         pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)), tally)
         left_out, lost = lane.quarantined, lane.lost
@@ -141,7 +146,7 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     for key, one in asked.items():
-        told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)))
+        told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)), again=one in again)
         context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
 
 

@@ -141,6 +141,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         *,
         group_id: str,
         ranges: Sequence[OffsetRange],
+        again: Sequence[OffsetRange] = (),
         context: Context = None,
         max_poll_records: int = 500,
         max_batch_seconds: float | None = None,
@@ -152,6 +153,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         Args:
             group_id: the live lane's group.
             ranges: crash lag ranges, in any order.
+            again: those of them that are processed whole, done or not: rows that are there are replaced.
             context: the op's or asset's context, None in scripts and tests.
             max_poll_records: at most this many offsets in a batch.
             max_batch_seconds: the budget of a batch, before every other source of it.
@@ -169,6 +171,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             self.settings(),
             group_id,
             ranges,
+            again=again,
             max_poll_records=max_poll_records,
             budget=budget,
             link=link_of(context),

@@ -15,7 +15,7 @@ from pydantic import Field
 from kafka_liveness_dagster.core.batch_sizer import AUTO_CEILING
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.layout import Layout
-from kafka_liveness_dagster.core.names import name_of_sink
+from kafka_liveness_dagster.core.names import listed, name_of_sink
 from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
@@ -180,9 +180,15 @@ class CatchUpSettings(Declared):
 
     group_id: kinds.GroupId
     ranges: kinds.Ranges
+    again: kinds.Ranges
     max_poll_records: kinds.Count
     max_batch_seconds: kinds.Budget | None
     offsets: Annotated[Offsets, kinds.MADE]
+
+    def contradictions(self) -> Iterator[str]:
+        """What no run could work with, although each setting alone is as it should be."""
+        if strange := [one for one in self.again if one not in self.ranges]:
+            yield f"again of the catch-up of group {self.group_id} has {listed(strange)}, which ranges does not have"
 
 
 class KafkaResourceSettings(Declared):

@@ -45,6 +45,7 @@ class Forgetful:
         )
         self._connect = kl.SparkConnectResource(remote=services.spark_remote, ui_url=SPARK_UI)
         self.between = None  # called with each batch before it is read
+        self.value = "cast(value AS string)"  # what the transform makes of it
         self.cursor = None
         self.settings = {"enable_parallel_rebalance": True, "batching": kl.Batching(in_flight=1), **settings}
         self.make_topic()
@@ -72,8 +73,8 @@ class Forgetful:
         def transform(batch):
             if self.between is not None:
                 self.between(batch)
-            value = "cast(value AS string) AS value"
-            return batch.selectExpr("topic", "partition", "offset", value).where("value NOT LIKE '%7'")
+            rows = batch.selectExpr("topic", "partition", "offset", f"{self.value} AS value")
+            return rows.where("value NOT LIKE '%7'")
 
         asset = kl.kafka_asset(
             name=self.name,
@@ -90,12 +91,12 @@ class Forgetful:
         self.between = between
         return self._ended_by(lambda job: job.execute_in_process(instance=self.instance), defs, asset.live_job)
 
-    def catch_up(self, *spans, **settings):
+    def catch_up(self, *spans, again="", between=None, **settings):
         """A run of the catch-up lane for the partition of each span, one after the other: the first error, or None."""
         asset, defs = self.definitions(**settings)
-        self.between = None
+        self.between = between
         for start, end in spans:
-            key = f"{self.topic}:0:{start}-{end}"
+            key = f"{self.topic}:0:{start}-{end}{again}"
             self.instance.add_dynamic_partitions(asset.settings.crash_lag_key.path[-1], [key])
             run = self._ended_by(
                 lambda job, key=key: job.execute_in_process(instance=self.instance, partition_key=key),

@@ -1,4 +1,4 @@
-"""How old is what a lane has processed, beside what it could have? One record of each of the worst partitions is read.
+"""Which offsets have which timestamps? The records' own: the producer's (``CreateTime``), or the broker's.
 
 Offsets say how much is waiting, and not for how long: a partition that gets a record an hour is hours behind by one.
 """
@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.kafka.clients import made
-from kafka_liveness_dagster.kafka.errors import named
+from kafka_liveness_dagster.kafka.clients import admin_client, made
+from kafka_liveness_dagster.kafka.config import REQUEST_MS
+from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 _WORST = 10
+REQUEST_SECONDS = REQUEST_MS / 1000
 _SECONDS = 2.0  # to read so few records; then it is said of those that came
 _MOST = 100  # messages of one answer
 
@@ -49,7 +52,7 @@ def seconds_behind(
     waiting = sorted((tp for tp in positions if ends[tp] > positions[tp]), key=lambda tp: positions[tp] - ends[tp])
     if not waiting:
         return 0.0
-    newest = cluster.newest_timestamps(waiting[:_WORST])
+    newest = _newest(cluster, waiting[:_WORST])
     processed = _timestamps(cluster, group_id, {tp: max(0, positions[tp] - 1) for tp in newest})
     behind = [newest[tp] - at_ms for tp, at_ms in processed.items()]
     return max(0, *behind) / 1000 if behind else None
@@ -78,3 +81,38 @@ def _timestamps(cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition
     finally:
         client.close()
     return found
+
+
+def offsets_at(cluster: Cluster, partitions: Iterable[TopicPartition], at_ms: int) -> dict[TopicPartition, int | None]:
+    """The first offset of each partition whose timestamp is not before this one; None where there is none.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    found = _listed(cluster, partitions, OffsetSpec.for_timestamp(at_ms), "asking which offsets are of a time")
+    return {tp: one.offset if one.offset >= 0 else None for tp, one in found.items()}
+
+
+def _newest(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Milliseconds of the newest record's timestamp of each partition that has one; none before Kafka 3.0."""
+    try:
+        found = _listed(cluster, partitions, OffsetSpec.max_timestamp(), "asking how new the newest records are")
+    except KafkaRefusedError:
+        return {}
+    return {tp: one.timestamp for tp, one in found.items() if one.offset >= 0}
+
+
+def _listed(
+    cluster: Cluster, partitions: Iterable[TopicPartition], of: OffsetSpec, doing: str
+) -> dict[TopicPartition, Any]:
+    admin, heard = admin_client(cluster.settings)
+    wanted = {KafkaTopicPartition(*tp): of for tp in partitions}
+    if not wanted:
+        return {}
+    asked = admin.list_offsets(wanted, request_timeout=REQUEST_SECONDS)
+    try:
+        return {TopicPartition(tp.topic, tp.partition): one.result() for tp, one in asked.items()}
+    except KafkaException as error:
+        admin.poll(0)  # serves what the client has to say
+        raise heard.named(error, doing) from error

@@ -1,0 +1,166 @@
+"""What was done is done again by today's transform, when somebody materializes its partition once more."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli.main import main
+from tests.world.forgetful import Forgetful, kept
+
+MENDED = "concat('mended ', cast(value AS string))"
+THEN = datetime(2026, 11, 22, 10, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def world(services, produce, rows, warm_spark):
+    """A group on the real components."""
+    return Forgetful(services, produce, rows, warm_spark)
+
+
+def mended(world):
+    """The offsets whose rows are of the mended transform."""
+    return [offset for offset, value in world.values().items() if value.startswith("mended ")]
+
+
+def dies_at(offset):
+    """What ends a run in the batch that has this offset."""
+
+    def die(batch):
+        if batch.selectExpr("max(offset)").first()[0] >= offset:
+            raise ValueError("power is gone")
+
+    return die
+
+
+def state(world, key):
+    """What the partition says of its last run."""
+    asset = dg.AssetKey(f"{world.name}_crash_lag")
+    event = world.instance.get_latest_data_version_record(asset, partition_key=key)
+    return event.asset_materialization.metadata["state"].value
+
+
+def test_a_materialized_partition_is_processed_again(world):
+    """Exactly its offsets are replaced, and neither commit log changes."""
+    world.owe_70_to_120()
+    assert world.catch_up((70, 120)) is None
+    assert state(world, f"{world.topic}:0:70-120") == "done by this run"
+    before, world.value = (world.committed(), world.second_log(), world.owed()), MENDED
+    assert world.catch_up((70, 120)) is None
+    assert state(world, f"{world.topic}:0:70-120") == "processed again by this run"
+    assert mended(world) == kept(70, 120)
+    assert world.offsets() == kept(0, 120)
+    assert (world.committed(), world.second_log(), world.owed()) == before
+
+
+def test_one_that_was_begun_goes_on_where_it_was(world):
+    """It was never finished: what is done of it is not touched."""
+    world.owe_70_to_120()
+    assert world.catch_up((70, 120), between=dies_at(100), max_poll_records=20) is not None
+    world.value = MENDED
+    assert world.catch_up((70, 120)) is None
+    assert mended(world) == kept(90, 120)
+    assert world.offsets() == kept(0, 120)
+
+
+def test_one_that_dies_while_it_is_done_again_begins_anew(world):
+    """Rows of both transforms meanwhile, each offset's once; then all are of the newer one."""
+    world.owe_70_to_120()
+    assert world.catch_up((70, 120)) is None
+    world.value = MENDED
+    assert world.catch_up((70, 120), between=dies_at(100), max_poll_records=20) is not None
+    assert (mended(world), world.offsets()) == (kept(70, 90), kept(0, 120))
+    assert world.catch_up((70, 120)) is None
+    assert (mended(world), world.offsets()) == (kept(70, 120), kept(0, 120))
+
+
+@pytest.mark.parametrize("on_data_loss", ["raise", "skip"])
+def test_what_the_broker_no_longer_has_is_named_and_nothing_is_touched(world, on_data_loss):
+    """Its rows are there, and stay: none of it counts as lost."""
+    world.owe_70_to_120()
+    assert world.catch_up((70, 120)) is None
+    world.expire(80)
+    before, world.value = (world.snapshots(), world.second_log()), MENDED
+    error = world.catch_up((70, 120), offsets=kl.Offsets(on_data_loss=on_data_loss))
+    assert isinstance(error, kl.DataExpiredError)
+    assert f"{world.topic}:0:70-80, 10 offsets, are to be processed again and cannot be" in str(error)
+    assert (world.snapshots(), world.second_log()) == before
+    assert world.offsets() == kept(0, 120)
+
+
+@pytest.fixture
+def timed(world):
+    """A group that has processed 100 records, one a second."""
+    producer = Producer({"bootstrap.servers": world.servers})
+    for second in range(100):
+        at = THEN + timedelta(seconds=second)
+        producer.produce(world.topic, str(second).encode(), partition=0, timestamp=round(at.timestamp() * 1000))
+    assert producer.flush(20) == 0
+    assert world.live() is None
+    return world
+
+
+def replay(world, home, *arguments):
+    """``kafka-liveness replay``: its exit code, what it said, and the partitions that Dagster has then."""
+    home.mkdir(exist_ok=True)
+    typed = ["replay", world.group, "--bootstrap-servers", world.servers, *arguments]
+    told = CliRunner().invoke(main, typed, env={"DAGSTER_HOME": str(home)})
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        return told.exit_code, told.output, list(instance.get_dynamic_partitions(f"{world.name}_crash_lag"))
+
+
+def test_a_window_of_time_is_processed_again(timed, tmp_path):
+    """By the partitions that the command adds; half-open, and in whatever zone it is told."""
+    window = ["--from", "2026-11-22T10:00:30Z", "--to", "2026-11-22T11:01:00+01:00"]
+    code, said, keys = replay(timed, tmp_path / "home", *window, "--asset", f"{timed.name}_crash_lag")
+    assert code == 0, said
+    span, _, again = keys[0].partition("@")
+    assert (len(keys), span) == (1, f"{timed.topic}:0:30-60")
+    timed.value = MENDED
+    assert timed.catch_up((30, 60)) is None
+    assert mended(timed) == [], "a partition added by hand has nothing that is owed"
+    assert timed.catch_up((30, 60), again=f"@{again}") is None
+    assert (mended(timed), timed.offsets()) == (kept(30, 60), kept(0, 100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["--from", "2026-11-22T12:00Z"], "nothing that group", id="later than all"),
+        pytest.param(["--from", "2026-11-22T11:00Z", "--to", "2026-11-22T10:00Z"], "is not after", id="backwards"),
+        pytest.param(["--from", "2026-11-22T09:00Z", "--topic", "none"], "topic 'none' does not exist", id="no topic"),
+        pytest.param(["--from", "2026-11-22T10:00:30Z"], "name the crash lag asset with --asset", id="no asset"),
+    ],
+)
+def test_what_cannot_be_replayed_adds_nothing(timed, tmp_path, arguments, says):
+    """A sentence, and exit code 1."""
+    code, said, keys = replay(timed, tmp_path / "home", *arguments)
+    assert (code, keys) == (1, [])
+    assert says in " ".join(said.split())
+
+
+def test_a_window_that_may_have_begun_before_the_log(timed, tmp_path):
+    """Nobody knows when the deleted records were: it is said, and taken if somebody wants what is left."""
+    timed.expire(20)
+    asset = ["--asset", f"{timed.name}_crash_lag"]
+    code, said, keys = replay(timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", *asset)
+    assert (code, keys) == (1, [])
+    assert "has deleted the first 20 offsets" in " ".join(said.split())
+    code, _, keys = replay(timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", "--what-is-left", *asset)
+    assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{timed.topic}:0:20-100"])
+
+
+def test_what_is_owed_or_not_read_yet_is_left_out(world, tmp_path):
+    """It has partitions of its own, or the live lane comes to it."""
+    world.owe_70_to_120()
+    world.grow_to(130)
+    asset = ["--asset", f"{world.name}_crash_lag"]
+    code, said, keys = replay(world, tmp_path / "home", "--from", "2020-01-01T00:00Z", *asset)
+    assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{world.topic}:0:0-70"])
+    assert f"since they are owed and have partitions of their own: {world.topic}:0:70-120" in said
+    assert "since the live lane comes to them: 10 offsets" in said
