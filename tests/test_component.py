@@ -153,7 +153,7 @@ def test_every_setting_arrives(project, monkeypatch):
     """What YAML says is what ``kafka_asset`` is told, setting by setting."""
     told = {
         "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "idle_seconds": 1.5,
-        "materialize_every": 30.0,
+        "materialize_every": 30.0, "include_headers": True,
         "batching": {
             "allocation": "greedy", "in_flight": 1, "on_poison": "quarantine",
             "commit_every": 60.0, "max_batch_bytes": 134_217_728,

@@ -109,6 +109,7 @@ ASSET = {
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
     "enable_parallel_rebalance": FLAGS,
     "idle_seconds": NUMBERS,
+    "include_headers": FLAGS,
     "materialize_every": NUMBERS,
     "batching": [*NOT_MADE, kl.Watch(), *WORDS],
     "crash_lag": [*NOT_MADE, kl.Batching()],

@@ -70,6 +70,7 @@ def kafka_asset(
     enable_parallel_rebalance: bool = False,
     idle_seconds: float = 10.0,
     materialize_every: float = 60.0,
+    include_headers: bool = False,
     batching: Batching = Batching(),
     crash_lag: CrashLag = CrashLag(),
     offsets: Offsets = Offsets(),
@@ -103,6 +104,8 @@ def kafka_asset(
         idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
         materialize_every: while a live run is at work, and has new data, the asset is materialized once in so many
             seconds, for the first batch at once, and at the run's end; each tells what is new since the one before.
+        include_headers: the batch has a column more, ``headers``: for each record an array of ``key`` (a string) and
+            ``value`` (binary), empty where it has none. Spark's ``includeHeaders``.
         batching: how batches are cut and written: fair or greedy, one or two at a time, what a poisoned offset does.
         crash_lag: what is owed after a crash: from how many offsets on, who catches it up, when the check warns.
         offsets: what to do where offsets, or the rows of committed ones, are missing.
@@ -132,6 +135,7 @@ def kafka_asset(
                 enable_parallel_rebalance=enable_parallel_rebalance,
                 idle_seconds=idle_seconds,
                 materialize_every=materialize_every,
+                include_headers=include_headers,
                 batching=batching,
                 crash_lag=crash_lag,
                 offsets=offsets,

@@ -100,6 +100,7 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     enable_parallel_rebalance: Annotated[bool, _READ] = _setting("enable_parallel_rebalance")
     idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
     materialize_every: Annotated[float, _READ] = _setting("materialize_every")
+    include_headers: Annotated[bool, _READ] = _setting("include_headers")
     batching: Annotated[Batching, group_in_yaml(Batching)] = _setting("batching")
     crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting("crash_lag")
     offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")

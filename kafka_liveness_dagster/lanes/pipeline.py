@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
@@ -26,7 +26,7 @@ from kafka_liveness_dagster.spark.errors import SparkSilentError
 from kafka_liveness_dagster.spark.sink import SinkWitness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -51,6 +51,7 @@ class Pipeline:
         witness: says what is there; None for a sink that does not.
         layout: how the table is laid out and committed to.
         most_bytes: what a batch's records may weigh, as far as those before it tell.
+        source_options: of Spark's Kafka source, beside those of the Kafka resource.
     """
 
     kafka: KafkaLivenessResource
@@ -66,6 +67,7 @@ class Pipeline:
     witness: TableLedger | SinkWitness | None = None
     layout: Layout = DEFAULT
     most_bytes: int | None = None
+    source_options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> Pipeline:
@@ -76,7 +78,8 @@ class Pipeline:
         most_bytes = asset.batching.max_batch_bytes
         liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
         most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
-        return cls(kafka, spark, transform, *to, *size, liveness, on_poison, most, witness, asset.layout, most_bytes)
+        source, layout = asset.source_options, asset.layout
+        return cls(kafka, spark, transform, *to, *size, liveness, on_poison, most, witness, layout, most_bytes, source)
 
     def run(
         self,
@@ -182,7 +185,7 @@ class Pipeline:
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
         from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
 
-        session, options = self.spark.session(), self.kafka.settings().spark()
+        session, options = self.spark.session(), {**self.kafka.settings().spark(), **self.source_options}
         job = SparkJob(session, *self._listeners(batch, lane, log))
         passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
         frame = Transformed(self.transform, session, batch.ranges, options, passed, self.most_bytes is not None)

@@ -57,6 +57,7 @@ class KafkaAssetSettings(Declared):
     enable_parallel_rebalance: kinds.Flag
     idle_seconds: kinds.Seconds
     materialize_every: kinds.Seconds
+    include_headers: kinds.Flag
     batching: Annotated[Batching, kinds.MADE]
     crash_lag: Annotated[CrashLag, kinds.MADE]
     offsets: Annotated[Offsets, kinds.MADE]
@@ -136,6 +137,11 @@ class KafkaAssetSettings(Declared):
     def layout(self) -> Layout:
         """How the table is laid out and committed to."""
         return Layout(**dict(self.iceberg))
+
+    @property
+    def source_options(self) -> dict[str, str]:
+        """Of Spark's Kafka source."""
+        return {"includeHeaders": "true"} if self.include_headers else {}
 
     @property
     def most_records(self) -> int:

@@ -6,6 +6,7 @@ import itertools
 
 import dagster as dg
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import functions as F  # noqa: N812
 
 import kafka_liveness_dagster as kl
@@ -68,3 +69,23 @@ def test_a_step_that_is_retried_goes_on_where_it_was(runs, rows):
     told = [one for event in runs.events if (one := event.asset_materialization)]
     assert sum(one.metadata["rows_written"].value for one in told) == 2 * SIZE
     assert runs.committed() == 2 * SIZE
+
+
+def test_headers_are_a_column_when_they_are_asked_for(services, make_topic, table, warm_spark, rows):
+    """Empty for a record without them; and no column where nobody asked."""
+    topic = make_topic(1)
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers})
+    for headers in ([("trace", b"0badcafe"), ("trace", None)], None):
+        producer.produce(topic, b"tea", partition=0, headers=headers)
+    assert producer.flush(20) == 0
+    asked = LiveRuns(services, topic, table, "classic", include_headers=True)
+    run, said = asked.run(lambda batch: batch.select("topic", "partition", "offset", "headers"))
+    assert run.success, "\n".join(said)
+    told = [row["headers"] for row in rows(table)]
+    assert told == [[{"key": "trace", "value": b"0badcafe"}, {"key": "trace", "value": None}], []], told
+
+    columns = []
+    not_asked = LiveRuns(services, topic, f"{table}_plain", "classic", group_id=f"plain-{topic}")
+    run, _ = not_asked.run(lambda batch: columns.extend(batch.columns) or batch.select("topic", "partition", "offset"))
+    assert run.success
+    assert "headers" not in columns
