@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import dagster as dg
 import pytest
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
@@ -48,6 +51,33 @@ def test_a_live_run_knows_whom_it_replaces(instance):
     assert found.metadata["crashed_run"] == dg.MetadataValue.dagster_run(CRASHED)
     assert found.metadata["found_by_run"] == dg.MetadataValue.dagster_run(FINDER)
     assert found.metadata["cause"].value == "a worker was killed"
+
+
+def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
+    """One event tells of all of it: what is left of it is as old when the rest was caught up."""
+    both = [TopicPartition("orders", number) for number in (0, 1)]
+    keys = [f"{at}:70-120" for at in both]
+
+    def owing(*partitions):
+        mark = LiveMark(Mark.RUNNING, FINDER[:8])
+        seen = tuple(PartitionSnapshot(at, 120, mark, 120, (Span(70, 120),) if at in partitions else ()) for at in both)
+        return GroupLook(GroupSnapshot(GroupState.EMPTY, (), seen), [])
+
+    asset = kl.kafka_asset(
+        topics=["orders"],
+        group_id="etl",
+        table="lake.shop.orders",
+        crash_lag=kl.CrashLag(max_age_seconds=60),
+        name="orders",
+    )(lambda batch: batch)
+    (event,) = crash_lag_observations(asset.crash_lag.key, "etl", keys, owing(*both))
+    instance.report_runless_asset_event(event)
+    for left in (both, both[1:], both[:1]):
+        waiting = [f"{at}:70-120" for at in left]
+        judged = asset._group_checks.evaluate(owing(*left), instance, waiting, time.time() + 3_600)
+        (age,) = (one for one in judged if one.check_name == "crash_lag_age")
+        assert not age.passed
+        assert "the oldest for 3,600 s, longer than 60 s" in age.description
 
 
 def test_lag_alone_has_no_run_to_name(instance):

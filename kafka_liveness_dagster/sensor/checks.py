@@ -16,10 +16,12 @@ from kafka_liveness_dagster.core.health import Gravity, Verdict
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.observations import jumped
 from kafka_liveness_dagster.sensor.table_look import TableLook
 
 GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
+_JUMPS = 100  # events of the crash lag asset that are looked through
 _TOLD_AGAIN_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
 _SAME_SECONDS = 1.5  # SQLite stores whole ones
@@ -150,12 +152,16 @@ class GroupChecks:
 
     def _found_at(self, look: GroupLook, instance: dg.DagsterInstance, waiting: Sequence[str]) -> float | None:
         """When the oldest of the owed partitions was first observed: the sensor does so as it adds them."""
-        owed = look.still_owed(waiting)[:_MAX_KEYS]
+        owed = look.still_owed(waiting)
         if not owed:
             return None
-        asked = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=owed)
-        oldest = instance.fetch_observations(asked, limit=1, ascending=True).records
-        return oldest[0].timestamp if oldest else None
+        alone = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=owed[:_MAX_KEYS])
+        found = [one.timestamp for one in instance.fetch_observations(alone, limit=1, ascending=True).records]
+        newest = instance.fetch_observations(self.crash_lag, limit=_JUMPS).records
+        of_these = [one.timestamp for one in newest if not jumped(one.asset_observation).isdisjoint(owed)]
+        if not of_these and not found and len(newest) == _JUMPS:
+            of_these = [newest[-1].timestamp]  # it was longer ago than all these
+        return min((*found, *of_these), default=None)
 
     def _evaluation(self, name: str, verdict: Verdict, look: GroupLook) -> dg.AssetCheckEvaluation:
         last = (

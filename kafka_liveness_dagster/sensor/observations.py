@@ -28,6 +28,7 @@ _MEMBERS = dg.TableSchema(
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
     ]
 )
+_KEYS = "crash_lag_keys"  # all of them: who asks since when one is owed finds it here
 _TOLD = 10  # events of one look
 
 
@@ -88,6 +89,12 @@ def crash_lag_observations(
     return [_jump(asset, group_id, found, look, by) for by, found in jumps.items()]
 
 
+def jumped(observation: dg.AssetObservation | None) -> set[str]:
+    """The partitions that an observation of the crash lag asset told of, when they were found."""
+    told = None if observation is None else observation.metadata.get(_KEYS)
+    return set(told.data) if isinstance(told, dg.JsonMetadataValue) and isinstance(told.data, list) else set()
+
+
 def _jump(
     asset: dg.AssetKey, group_id: str, keys: Sequence[str], look: GroupLook, by: str | None
 ) -> dg.AssetObservation:
@@ -106,6 +113,7 @@ def _jump(
             "offsets": offsets,
             "crash_lag_partitions": len(keys),
             "ranges": range_table(owed),
+            _KEYS: dg.MetadataValue.json(list(keys)),
             "cause": cause or "unknown",
             **({"crashed_run": dg.MetadataValue.dagster_run(crashed.run_id)} if crashed else {}),
             **({"found_by_run": dg.MetadataValue.dagster_run(finder.run_id)} if finder else {}),
