@@ -23,7 +23,7 @@ from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
 from kafka_liveness_dagster.settings.declarations import CatchUpSettings, ConsumerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -121,8 +121,7 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, t
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     pipeline = Pipeline.of(asset, context, transform)
     asked = {key: range_of(key) for key in context.partition_keys}
-    done = context.instance.get_materialized_partitions(asset.crash_lag_key)
-    again = [one for key, one in asked.items() if key in done or is_replay(key)]
+    again = _again(asset, context, asked)
     with pipeline.kafka.catch_up(
         group_id=asset.group_id,
         ranges=list(asked.values()),
@@ -148,6 +147,18 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
     for key, one in asked.items():
         told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)), again=one in again)
         context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
+
+
+def _again(
+    asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Mapping[str, OffsetRange]
+) -> list[OffsetRange]:
+    """What is processed whole, done or not: what somebody materializes once more, and what is to be replayed.
+
+    The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it wanted.
+    """
+    by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_group"
+    done = set() if by_sensor else context.instance.get_materialized_partitions(asset.crash_lag_key)
+    return [one for key, one in asked.items() if key in done or is_replay(key)]
 
 
 def _until_idle(

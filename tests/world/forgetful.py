@@ -91,7 +91,7 @@ class Forgetful:
         self.between = between
         return self._ended_by(lambda job: job.execute_in_process(instance=self.instance), defs, asset.live_job)
 
-    def catch_up(self, *spans, again="", between=None, **settings):
+    def catch_up(self, *spans, again="", tags=None, between=None, **settings):
         """A run of the catch-up lane for the partition of each span, one after the other: the first error, or None."""
         asset, defs = self.definitions(**settings)
         self.between = between
@@ -99,7 +99,7 @@ class Forgetful:
             key = f"{self.topic}:0:{start}-{end}{again}"
             self.instance.add_dynamic_partitions(asset.settings.crash_lag_key.path[-1], [key])
             run = self._ended_by(
-                lambda job, key=key: job.execute_in_process(instance=self.instance, partition_key=key),
+                lambda job, key=key: job.execute_in_process(instance=self.instance, partition_key=key, tags=tags),
                 defs,
                 asset.crash_lag_job,
             )

@@ -58,6 +58,16 @@ def test_a_materialized_partition_is_processed_again(world):
     assert (world.committed(), world.second_log(), world.owed()) == before
 
 
+def test_the_sensor_wants_nothing_again(world):
+    """It asks for what is missing, and somebody's backfill may have been faster."""
+    world.owe_70_to_120()
+    assert world.catch_up((70, 120)) is None
+    world.value = MENDED
+    assert world.catch_up((70, 120), tags={"dagster/sensor_name": f"{world.name}_group"}) is None
+    assert mended(world) == []
+    assert state(world, f"{world.topic}:0:70-120") == "was done before this run"
+
+
 def test_one_that_was_begun_goes_on_where_it_was(world):
     """It was never finished: what is done of it is not touched."""
     world.owe_70_to_120()
