@@ -180,7 +180,8 @@ def replay(
 ) -> None:
     """Add the partitions by which consumer group GROUP processes a window of time again, by today's transform.
 
-    For a transform that was mended, or has a new column. By the records' timestamps; what is owed has partitions of
+    For a transform that was mended, or has a new column. By the records' timestamps, of each partition from the first
+    record that is not older than --from to the first that is not older than --to. What is owed has partitions of
     its own, and what is not committed the live lane comes to. Nothing is processed before you materialize the
     partitions of the crash lag asset: each replaces exactly its offsets' rows.
 

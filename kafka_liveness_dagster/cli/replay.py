@@ -109,14 +109,14 @@ def add_partitions(group_id: str, asset: str | None, ranges: Sequence[OffsetRang
     """Add a partition of the crash lag asset for each; gives the asset and the keys.
 
     Raises:
-        InvalidSettingError: there is no Dagster, or it cannot be told which asset is the group's.
+        InvalidSettingError: there is no Dagster, it knows no such asset, or it cannot be told which is the group's.
     """
     if not os.environ.get("DAGSTER_HOME"):
         raise InvalidSettingError("set DAGSTER_HOME to the instance that has the asset; nothing was added")
     now = datetime.now(timezone.utc)
     keys = [replay_key(r, now) for r in ranges]
     with dg.DagsterInstance.get() as instance:
-        found = _crash_lag_of(instance, group_id) if asset is None else dg.AssetKey.from_user_string(asset)
+        found = _crash_lag_of(instance, group_id) if asset is None else _known(instance, asset)
         instance.add_dynamic_partitions(found.to_python_identifier(), keys)
     return found, keys
 
@@ -137,6 +137,18 @@ def _crash_lag_of(instance: dg.DagsterInstance, group_id: str) -> dg.AssetKey:
             "asset with --asset; nothing was added"
         )
     return found.pop()
+
+
+def _known(instance: dg.DagsterInstance, asset: str) -> dg.AssetKey:
+    """An asset that has an event, or whose live asset has one: partitions of another would be nobody's."""
+    found = dg.AssetKey.from_user_string(asset)
+    live = dg.AssetKey([*found.path[:-1], found.path[-1].removesuffix(_ENDING)])
+    if {found, live}.isdisjoint(instance.all_asset_keys()):
+        raise InvalidSettingError(
+            f"Dagster has no event of {asset}, nor of {live.to_user_string()}: look at the name, and whether "
+            "DAGSTER_HOME is the instance of your runs; nothing was added"
+        )
+    return found
 
 
 def _check_whole(

@@ -173,7 +173,9 @@ class KafkaAsset:
             f"without the end offset. What is missing here is missing in {self.target}.\n\n"
             "- **To process them:** *Materialize…*, *Missing*, *Launch*; in any order, while new data goes on.\n"
             "- **Why one is missing:** its event in the *Events* tab.\n"
-            f"- **Who adds partitions:** the sensor `{self.identifier}_group`, nobody else."
+            "- **To process one again:** the same; rows of exactly its offsets are replaced.\n"
+            f"- **Who adds partitions:** the sensor `{self.identifier}_group`; `kafka-liveness replay` those of a time "
+            "that is to be processed again."
         )
 
     @property

@@ -64,9 +64,10 @@ def _live(
         known = Counter[str]()
         told = Materializations(
             context,
+            asset.group_id,
             asset.materialize_every,
             lambda: _table_now(asset, pipeline, consumer.timeouts.budget.seconds),
-            lambda: _facts(consumer, asset, context, pipeline, known),
+            lambda: _facts(consumer, context, pipeline, known),
         )
         waiting = Waiting(consumer, context)
         next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
@@ -92,11 +93,7 @@ def _table_now(asset: KafkaAssetSettings, pipeline: Pipeline, budget_seconds: fl
 
 
 def _facts(
-    consumer: LivenessConsumer,
-    asset: KafkaAssetSettings,
-    context: dg.AssetExecutionContext,
-    pipeline: Pipeline,
-    known: Counter[str],
+    consumer: LivenessConsumer, context: dg.AssetExecutionContext, pipeline: Pipeline, known: Counter[str]
 ) -> dict[str, Any]:
     """What each materialization says beside what was written; of what was found, what is not ``known`` yet."""
     found = {"crash_lag_found": consumer.jumped, "owed_again": consumer.forgotten, "expired_unprocessed": consumer.lost}
@@ -108,7 +105,6 @@ def _facts(
         "timeouts": str(consumer.timeouts),
         **pipeline.spark.links(),
         **{name: range_table(ranges) for name, ranges in new.items() if ranges},
-        "group": asset.group_id,
     }
 
 

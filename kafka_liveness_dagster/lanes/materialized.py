@@ -31,6 +31,7 @@ class Materializations:
 
     Args:
         context: the run's.
+        group_id: by which commands know whose asset it is.
         every_seconds: at least so long from one to the next.
         table_now: the table as readers see it, None where nobody can tell.
         facts: what else is told with each: lag, links, the cause of the run.
@@ -39,11 +40,12 @@ class Materializations:
     def __init__(
         self,
         context: dg.AssetExecutionContext,
+        group_id: str,
         every_seconds: float,
         table_now: Callable[[], TableNow | None],
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._context, self._every_seconds = context, every_seconds
+        self._context, self._group_id, self._every_seconds = context, group_id, every_seconds
         self._table_now, self._facts = table_now, facts
         self._since, self._told_at = Tally(), -math.inf
 
@@ -76,8 +78,9 @@ class Materializations:
         """The run fails: what is committed is new all the same. In few words: who would say more may have failed."""
         if self._since.batches:
             since, self._since = self._since, Tally()
-            metadata, tags = since.metadata(), self._tags(None)
-            self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata, tags=tags))
+            metadata: dict[str, Any] = {**since.metadata(), "group": self._group_id}
+            key, tags = self._context.asset_key, self._tags(None)
+            self._context.log_event(dg.AssetMaterialization(key, metadata=metadata, tags=tags))
 
     def _tags(self, version: str | None) -> dict[str, str]:
         """What Dagster itself writes on the materialization at a run's end."""
@@ -93,6 +96,7 @@ class Materializations:
             **since.metadata(),
             **(_shown(now) if now else {}),
             **self._facts(),
+            "group": self._group_id,
         }
 
     def _asked(self) -> TableNow | None:

@@ -196,7 +196,11 @@ def backfill_by_clicking(page, url, keys, crashed):
     expect(page.get_by_text("done by this run")).to_be_visible()
     picture(page, "done")
 
-    tab(page, "Events").click()
+    page.goto(f"{url}/assets/orders?view=events")  # its run is still at work
+    for told in ("rows_written", "seconds_behind", "snapshot_id"):
+        expect(page.get_by_text(told, exact=True).first).to_be_visible()
+    picture(page, "materialized")
+    page.goto(f"{url}/assets/orders_crash_lag?view=events")
     page.get_by_text(key, exact=True).first.click()
     expect(page.get_by_text(f"Partition {key} materialized in run")).to_be_visible()
 
