@@ -108,12 +108,14 @@ def make_topic(services: Services) -> Callable[..., str]:
 
     from tests.world.stories import wait_for  # noqa: PLC0415
 
-    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+    config = {"bootstrap.servers": services.bootstrap_servers, "log_level": 0}
+    admin = AdminClient(config)
 
     def has_leaders(name: str, partitions: int) -> bool:
         asked = {KafkaTopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        asking = AdminClient(config)  # anew: one that met the topic before its leaders may not ask again
         try:
-            return all(future.result() for future in admin.list_offsets(asked).values())
+            return all(future.result() for future in asking.list_offsets(asked).values())
         except KafkaException:
             return False
 

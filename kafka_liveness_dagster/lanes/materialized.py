@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.spark.described import TableNow
 
-_CODE_VERSION, _DATA_VERSION = "dagster/code_version", "dagster/data_version"
+_DATA_VERSION = "dagster/data_version"
 _IS_OURS = "dagster/data_version_is_user_provided"
 
 
@@ -64,8 +64,9 @@ class Materializations:
             return
         self._told_at = time.monotonic()
         version, metadata = self._taken()
-        key, tags = self._context.asset_key, self._tags(version)
-        self._context.log_event(dg.AssetMaterialization(key, metadata=metadata, tags=tags))
+        # No code version: Dagster would look for those of what is upstream beside it, and call the asset unsynced
+        tags = {_DATA_VERSION: version, _IS_OURS: "true"} if version else None
+        self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata, tags=tags))
 
     def last(self) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
         """What is new at the end of the run, None for nothing."""
@@ -79,14 +80,7 @@ class Materializations:
         if self._since.batches:
             since, self._since = self._since, Tally()
             metadata: dict[str, Any] = {**since.metadata(), "group": self._group_id}
-            key, tags = self._context.asset_key, self._tags(None)
-            self._context.log_event(dg.AssetMaterialization(key, metadata=metadata, tags=tags))
-
-    def _tags(self, version: str | None) -> dict[str, str]:
-        """What Dagster itself writes on the materialization at a run's end."""
-        spec = self._context.assets_def.specs_by_key[self._context.asset_key]
-        versions = {_DATA_VERSION: version, _IS_OURS: "true"} if version else {}
-        return {_CODE_VERSION: spec.code_version or self._context.run.run_id, **versions}
+            self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata))
 
     def _taken(self) -> tuple[str | None, dict[str, Any]]:
         """Data version and metadata of what no materialization has told yet, which they tell now."""

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.definitions.freshness import FreshnessState
 from dagster._core.definitions.freshness_evaluator import TimeWindowFreshnessPolicyEvaluator
 from dagster._core.loader import LoadingContextForTest
@@ -62,6 +63,12 @@ def test_the_first_batch_is_told_at_once_and_the_rest_at_the_end(found, spark, r
         judge, graph = TimeWindowFreshnessPolicyEvaluator(), defs.resolve_asset_graph()
         return asyncio.run(judge.evaluate_freshness(LoadingContextForTest(found.instance), graph.get(ORDERS)))
 
+    def in_sync():
+        upstream = dg.AssetSpec("topic")
+        both = dg.Definitions(assets=[upstream, dg.AssetSpec(ORDERS, deps=[upstream])]).resolve_asset_graph()
+        asked = LoadingContextForTest(found.instance)
+        return CachingStaleStatusResolver(found.instance, both, asked).get_status(ORDERS)
+
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(found.run, later_batches(found))
         try:
@@ -70,7 +77,7 @@ def test_the_first_batch_is_told_at_once_and_the_rest_at_the_end(found, spark, r
             [first] = wait_for(lambda: run.done() or told(found.instance))
             snapshot = first.tags["dagster/data_version"]
             requested = asked(before.cursor).get_requested_partitions(dg.AssetKey("downstream"))
-            fresh_now = freshness()
+            fresh_now, status = freshness(), in_sync()
             assert found.instance.get_runs()[0].status is dg.DagsterRunStatus.STARTED
         finally:
             found.open_gate(spark)
@@ -79,9 +86,9 @@ def test_the_first_batch_is_told_at_once_and_the_rest_at_the_end(found, spark, r
     assert requested == {None}, "downstream is begun while the run goes on"
     assert first.metadata["rows_written"].value == SIZE
     assert (fresh_before, fresh_now) == (FreshnessState.UNKNOWN, FreshnessState.PASS)
+    assert status is StaleStatus.FRESH
     assert first.metadata["lag"].value == 2 * SIZE
     assert first.metadata["seconds_behind"].value >= 0
-    assert first.tags["dagster/code_version"] == finished.run_id
     read = spark.read.option("versionAsOf", snapshot).table(found.table)
     assert first.metadata["dagster/row_count"].value == read.count() == SIZE
     assert [one.name for one in first.metadata["dagster/column_schema"].value.columns] == read.columns

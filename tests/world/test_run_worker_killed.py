@@ -123,4 +123,5 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
 
     again = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(instance=instance, partition_key=key)
     [event] = again.asset_materializations_for_node("orders_crash_lag")
-    assert event.metadata["state"].text == "was done before this run"
+    assert event.metadata["state"].text == "processed again by this run"
+    assert [(row["offset"], row["written_by"]) for row in rows(table)] == found
