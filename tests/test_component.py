@@ -202,7 +202,7 @@ def test_what_dg_lets_yaml_say_of_any_asset_arrives(project):
     here = write(
         project, **{**ORDERS, "group_id": "eu-etl"}, **EMBEDDED, key_prefix="eu", description="Orders.",
         owners=["team:shop"], tags={"tier": 1}, metadata={"since": 2026}, kinds=["python"], deps=["crm/customers"],
-        code_version="7", op_tags={"a": "b"}, automation_condition="{{ automation_condition.eager() }}",
+        code_version="7", op_tags={"a": "b"}, automation_condition="{{ dg.AutomationCondition.eager() }}",
         retry_policy={"max_retries": 2, "delay": 1.5}, pool="etl", run_tags={"cost": 5},
     )  # fmt: skip
     told = yaml.safe_load((here / "defs.yaml").read_text())
