@@ -161,9 +161,7 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
 @click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, UTC unless it says otherwise.")
 @click.option("--to", "end", type=MOMENT, help="Up to before this time; all that is committed unless given.")
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option(
-    "--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster knows several or none."
-)
+@click.option("--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster cannot tell which.")
 @click.option("--what-is-left", is_flag=True, help="Go on although the broker has deleted records, maybe of that time.")
 @at_bootstrap_servers
 @with_command_config

@@ -44,11 +44,6 @@ class Window:
     owed: tuple[OffsetRange, ...]
     ahead: int
 
-    @property
-    def size(self) -> int:
-        """Offsets to be processed again, an upper bound on records."""
-        return sum(r.size for r in self.ranges)
-
     def told(self) -> Iterator[str]:
         """A line each, and what is left out."""
         for r in self.ranges:

@@ -13,8 +13,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS
 from kafka_liveness_dagster.kafka.clients import admin_client, made
-from kafka_liveness_dagster.kafka.config import REQUEST_MS
 from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, named
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 _WORST = 10
-REQUEST_SECONDS = REQUEST_MS / 1000
 _SECONDS = 2.0  # to read so few records; then it is said of those that came
 _MOST = 100  # messages of one answer
 

@@ -54,7 +54,7 @@ class Asked(NamedTuple):
 
 
 def asked_by(transform: Callable[..., Any], inputs: Collection[str] = ()) -> Asked:
-    """What it asks for; a parameter with a default is its own, unless it is one of these inputs or a resource.
+    """What it asks for; a parameter with a default is its own, unless it is one of these inputs.
 
     Raises:
         InvalidSettingError: it takes no batch, or it asks for what cannot be told.
