@@ -17,7 +17,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
 from kafka_liveness_dagster.kafka.clients import admin_client, made
-from kafka_liveness_dagster.kafka.errors import Heard
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, Heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +42,7 @@ def create(
     replication_factor: int = -1,
     config: Mapping[str, str] | None = None,
 ) -> int:
-    """Make a topic, and wait until the cluster shows it.
+    """Make a topic, and wait until the cluster shows it and the leaders of its partitions answer.
 
     Args:
         settings: of the cluster.
@@ -64,9 +64,20 @@ def create(
     except KafkaException as error:
         raise heard.named(error, f"making topic {topic}") from error
     give_up_at, cluster = time.monotonic() + REQUEST_SECONDS, Cluster(settings)
-    while topic not in cluster.topics() and time.monotonic() < give_up_at:
+    while not _answers(cluster, topic) and time.monotonic() < give_up_at:
         time.sleep(0.02)  # one broker has made it, the one that was asked may not have heard of it
     return len(cluster.partitions([topic]))
+
+
+def _answers(cluster: Cluster, topic: str) -> bool:
+    """Whether it is there for whoever comes next: a busy broker shows it before it leads its partitions."""
+    if topic not in cluster.topics():
+        return False
+    try:
+        cluster.log_bounds(cluster.partitions([topic]))
+    except BrokerUnreachableError:
+        return False
+    return True
 
 
 def create_missing(settings: KafkaSettings, topics: Iterable[str], say: Callable[[str], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from unittest.mock import patch
 from uuid import uuid4
 
 import dagster as dg
@@ -14,6 +15,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import TopicNotFoundError
 
 
@@ -60,6 +62,20 @@ def test_a_topic_is_made_listed_and_described(run, topic):
     told = run("topic", "describe", topic).output
     assert "4 partitions, 1 offsets" in told
     assert "retention.ms=600000" in told
+
+
+def test_a_topic_is_made_when_the_leaders_of_its_partitions_answer(run):
+    """A busy broker shows a topic before it leads its partitions: who comes next would be refused."""
+    log_bounds, refusals = Cluster.log_bounds, [kl.BrokerUnreachableError("a leader is moving")] * 2
+
+    def moving(cluster, partitions):
+        if refusals:
+            raise refusals.pop()
+        return log_bounds(cluster, partitions)
+
+    with patch.object(Cluster, "log_bounds", moving):
+        made = run("topic", "create", f"orders-{uuid4().hex[:8]}", "--partitions", 2)
+    assert (made.exit_code, refusals) == (0, [])
 
 
 def test_what_cannot_be_made_is_told(run, topic):
