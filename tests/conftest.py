@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.declare.definitions import KafkaAsset
     from kafka_liveness_dagster.embedded.services import Services
 
-# Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives none back
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives none back.
+# With one compiler alone the code cache is 48 MB, which Spark's generated code fills: sweeping it takes much of a core
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 # Who is started in the background ignores SIGINT; Dagster gives SIGTERM what SIGINT has, and children inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
