@@ -41,14 +41,15 @@ class Law:
     writes: bool = True
 
 
+LONG = 45.0  # seconds
 LAWS = [
     Law("stopped", 1.5, enable_parallel_rebalance=False),
     Law("overtaken", 1.5, enable_parallel_rebalance=False),
     Law("killed", 10.0),
-    Law("orphaned", 10.0),
-    Law("forked", 10.0, start_method="forkserver"),
-    Law("unborn", 10.0),
-    Law("canceled", 10.0),
+    Law("orphaned", LONG),
+    Law("forked", LONG, start_method="forkserver"),
+    Law("unborn", LONG),
+    Law("canceled", LONG),
     Law("watched", 1.5, enable_parallel_rebalance=False, max_batch_seconds=10, writes=False),
     Law("killed_alone", 1.5, writes=False),
     Law("ended", 1.5, writes=False),
