@@ -62,12 +62,14 @@ if TYPE_CHECKING:
     )
     from kafka_liveness_dagster.kafka.records import OvertakenError
     from kafka_liveness_dagster.kafka.second_log import NotOwedError
+    from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
     from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
     from kafka_liveness_dagster.settings.groups import (
         Batching,
+        Completeness,
         CrashLag,
         Iceberg,
         Maintenance,
@@ -99,6 +101,7 @@ __all__ = [
     "BrokerUnreachableError",
     "CatchUpConsumer",
     "CommitRefusedError",
+    "Completeness",
     "CrashLag",
     "CrashLagFound",
     "DataExpiredError",
@@ -110,6 +113,7 @@ __all__ = [
     "GroupEmptied",
     "GroupEvent",
     "Iceberg",
+    "IncompleteWindowError",
     "InvalidSettingError",
     "JarsError",
     "JavaNotFoundError",
@@ -192,11 +196,12 @@ _HOMES = {
         ),
         "kafka.records": "OvertakenError",
         "kafka.second_log": "NotOwedError",
+        "lanes.windows": "IncompleteWindowError",
         "resources.kafka": "KafkaLivenessResource",
         "resources.spark": "SparkConnectResource",
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",
-        "settings.groups": "Batching CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Watch",
+        "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Watch",
         "spark.errors": (
             "RowsOutsideBatchError SparkCancelledError SparkFailedError SparkSilentError SparkUnreachableError "
             "StorageError TableSchemaError TableUnreadableError TransformError UnreadableRecordError "

@@ -40,6 +40,8 @@ _GROUP_COLUMNS = dg.TableSchema(
     ]
 )
 _SHOWN = 10
+LATE_RECORDS = "late_records"
+_LATE_RANGES = "late_ranges"
 _T = TypeVar("_T")
 
 
@@ -203,3 +205,30 @@ def group_metadata(
         "departures": dg.MetadataValue.text(told(left) or "none"),
         **({"partitions": dg.MetadataValue.table(records, schema=_GROUP_COLUMNS)} if records else {}),
     }
+
+
+def window_metadata(group_id: str, ranges: Sequence[OffsetRange]) -> dict[str, dg.MetadataValue]:
+    """One window of time: which offsets are its."""
+    return {
+        "group": dg.MetadataValue.text(group_id),
+        "offsets": dg.MetadataValue.int(sum(r.size for r in ranges)),
+        "partition_count": dg.MetadataValue.int(len(ranges)),
+        **({"ranges": range_table(ranges)} if ranges else {}),
+    }
+
+
+def late_metadata(group_id: str, total: int, count: int, ranges: Sequence[OffsetRange]) -> dict[str, dg.MetadataValue]:
+    """Records of one batch that came after their window was told; ``ranges`` of the batch have them."""
+    return {
+        "group": dg.MetadataValue.text(group_id),
+        LATE_RECORDS: dg.MetadataValue.int(total),
+        "late_records_of_batch": dg.MetadataValue.int(count),
+        _LATE_RANGES: dg.MetadataValue.json([str(r) for r in ranges]),
+    }
+
+
+def late_ranges(observation: dg.AssetObservation | None) -> list[OffsetRange]:
+    """The ranges of ``late_metadata``; none of an observation of something else."""
+    told = None if observation is None else observation.metadata.get(_LATE_RANGES)
+    texts = told.data if isinstance(told, dg.JsonMetadataValue) and isinstance(told.data, list) else []
+    return [OffsetRange.parse(str(one)) for one in texts]

@@ -22,9 +22,8 @@ from kafka_liveness_dagster.declare import owners
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.sensor.settings import SensorSettings
+from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.settings.declarations import (
-    CatchUpSettings,
-    ConsumerSettings,
     KafkaAssetSettings,
     KafkaResourceSettings,
     SparkResourceSettings,
@@ -34,6 +33,9 @@ from kafka_liveness_dagster.settings.groups import Group
 NOWHERE = "127.0.0.1:1"
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
 ASSET = kl.kafka_asset(**FINE, name="orders", table="lake.shop.orders")(lambda batch: batch)
+HOURLY = kl.kafka_asset(
+    **FINE, table="lake.a.b", complete_every="1h", completeness=kl.Completeness(start="2026-11-01")
+)(lambda batch: batch)
 PAGE = dg.GraphDefinition(name="page").to_job()
 CHARACTERS = st.characters(codec=None, exclude_categories=())  # with halves of characters, NUL and line ends
 ODD = st.text(st.sampled_from("ab.:/- _,;`'\"\0\n\udcff9"), max_size=8)
@@ -65,6 +67,9 @@ LIKELY = {  # what may fit where a type alone does not say it
     "crash_lag": st.just(ASSET.crash_lag),
     "on_event": st.just(print),
     "sink": st.just(print),
+    "start": st.sampled_from(["2026-11-01", "2026-11-01-05:00", "2026-11"]),
+    "timezone": st.sampled_from(["UTC", "Europe/Amsterdam", "Europe"]),
+    "windows": st.just(HOURLY.settings.windows),
 }
 OF_DAGSTER = {
     "key_prefix": NAME | st.lists(NAME, max_size=2),

@@ -40,6 +40,7 @@ GROUPS = {
     "watch": kl.Watch,
     "iceberg": kl.Iceberg,
     "maintenance": kl.Maintenance,
+    "completeness": kl.Completeness,
     "resources": kl.ResourceKeys,
 }
 PROJECT = """
@@ -153,7 +154,11 @@ def test_every_setting_arrives(project, monkeypatch):
     """What YAML says is what ``kafka_asset`` is told, setting by setting."""
     told = {
         "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "idle_seconds": 1.5,
-        "materialize_every": 30.0, "include_headers": True,
+        "materialize_every": 30.0, "include_headers": True, "complete_every": "15min",
+        "completeness": {
+            "start": "2026-11-01-05:00", "timezone": "Europe/Amsterdam", "allowed_lateness_seconds": 600.0,
+            "reopen_on_late": True,
+        },
         "batching": {
             "allocation": "greedy", "in_flight": 1, "on_poison": "quarantine",
             "commit_every": 60.0, "max_batch_bytes": 134_217_728,

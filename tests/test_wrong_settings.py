@@ -16,9 +16,8 @@ from kafka_liveness_dagster.kafka import admin
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.second_log import SecondLog
 from kafka_liveness_dagster.sensor.settings import SensorSettings
+from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.settings.declarations import (
-    CatchUpSettings,
-    ConsumerSettings,
     KafkaAssetSettings,
     KafkaResourceSettings,
     SparkResourceSettings,
@@ -88,6 +87,12 @@ ICEBERG = {
     "sort_by": [7, None, [""], ["a b"], ["a DESC,"], ["a; DROP TABLE b"], [7]],
     "table_properties": [7, None, [], {"a": 1}, {1: "a"}, "a=b"],
 }  # fmt: skip
+COMPLETENESS = {
+    "start": ["", "now", "2026-11-31", "2026-11-1", "2026-11-01T05:00", "2026-11-01-25:00", 7],
+    "timezone": ["", "CET+1", "Mars/Olympus", "../etc", 7, None],
+    "allowed_lateness_seconds": NUMBERS,
+    "reopen_on_late": FLAGS,
+}
 RESOURCES = {"kafka": KEYS, "spark": KEYS}
 GROUPS_OF_SETTINGS = {  # as a section, made, and the wrong values
     "batching": (kl.Batching, BATCHING),
@@ -97,6 +102,7 @@ GROUPS_OF_SETTINGS = {  # as a section, made, and the wrong values
     "watch": (kl.Watch, WATCH),
     "iceberg": (kl.Iceberg, ICEBERG),
     "maintenance": (kl.Maintenance, MAINTENANCE),
+    "completeness": (kl.Completeness, COMPLETENESS),
     "resources": (kl.ResourceKeys, RESOURCES),
 }
 ASSET = {
@@ -111,6 +117,8 @@ ASSET = {
     "idle_seconds": NUMBERS,
     "include_headers": FLAGS,
     "materialize_every": NUMBERS,
+    "complete_every": ["", "2h", "1H", 3600, True],
+    "completeness": [*NOT_MADE, kl.Batching()],
     "batching": [*NOT_MADE, kl.Watch(), *WORDS],
     "crash_lag": [*NOT_MADE, kl.Batching()],
     "offsets": [*NOT_MADE, kl.Batching()],
@@ -131,6 +139,7 @@ SENSOR = {
     "watch": [*NOT_MADE, kl.Batching()],
     "checks": [7, "checks"],
     "table": TABLES,
+    "windows": [7, "1h", kl.Completeness()],
     "resources": [*NOT_MADE, kl.Batching()],
 }
 CONSUMER = {
@@ -370,6 +379,19 @@ def test_what_contradicts_itself_is_told_at_once_too():
         assert words in said
 
 
+def test_windows_of_time_need_a_beginning_and_a_table():
+    """And what is said of them means nothing without them."""
+    with pytest.raises(InvalidSettingError, match="has complete_every='1h' and no first window"):
+        asset(complete_every="1h")
+    with pytest.raises(InvalidSettingError, match="has start, reopen_on_late of completeness, and no window"):
+        asset(completeness=kl.Completeness(start="2026-11-01", reopen_on_late=True))
+    with pytest.raises(InvalidSettingError, match="nobody could say what of a window it has"):
+        asset(complete_every="1h", completeness=kl.Completeness(start="2026-11-01"), table=None, sink=print)
+    windows = asset(complete_every="15min", completeness=kl.Completeness(start="2026-11-01-05:30")).settings.windows
+    with pytest.raises(InvalidSettingError, match="windows of sensor orders_group need the table"):
+        sensor(windows=windows)
+
+
 NEVER_BESIDE_THE_OTHERS = {"commit_every", "max_batch_bytes"}
 FLAT = {  # as it was once written, with what is to be written now
     "batching": ("greedy", "batching=kl.Batching(allocation='greedy')"),
@@ -445,7 +467,7 @@ def test_no_moved_setting_is_forgotten():
         (section, name)
         for section, (group, _) in GROUPS_OF_SETTINGS.items()
         for name in group.model_fields
-        if section not in {"iceberg", "maintenance"} and name not in NEVER_BESIDE_THE_OTHERS
+        if section not in {"iceberg", "maintenance", "completeness"} and name not in NEVER_BESIDE_THE_OTHERS
     }
 
 

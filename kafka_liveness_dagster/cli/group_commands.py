@@ -194,7 +194,7 @@ def replay(
 
     kafka = reached(bootstrap_servers, command_config)
     found = by_hand.window(kafka, group, topics, begin, end, what_is_left=what_is_left)
-    for line in found.told():
+    for line in by_hand.told(found):
         click.echo(line)
     added, keys = by_hand.add_partitions(group, asset, found.ranges)
     name = added.to_user_string()

@@ -118,6 +118,8 @@ class PartitionSnapshot:
         outstanding: what is owed and not proven done, what was forgotten included.
         forgotten: what of it no commit says any more.
         missing: what was committed and the table has lost.
+        origin: the first offset that the group answers for; None where nobody knows.
+        reported: what is accounted for without rows: forgiven, or lost and told.
     """
 
     topic_partition: TopicPartition
@@ -128,6 +130,8 @@ class PartitionSnapshot:
     log_start: int = 0
     forgotten: tuple[Span, ...] = ()
     missing: tuple[Span, ...] = ()
+    origin: int | None = None
+    reported: tuple[Span, ...] = ()
 
     @property
     def lag(self) -> int:

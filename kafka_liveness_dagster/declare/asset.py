@@ -13,6 +13,7 @@ from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 from kafka_liveness_dagster.settings.groups import (
     Batching,
+    Completeness,
     CrashLag,
     Iceberg,
     Maintenance,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from kafka_liveness_dagster.settings.windows import Every
     from kafka_liveness_dagster.spark.sink import Sink
 
 _Decorator = TypeVar("_Decorator", bound="Callable[..., Any]")
@@ -71,6 +73,8 @@ def kafka_asset(
     idle_seconds: float = 10.0,
     materialize_every: float = 60.0,
     include_headers: bool = False,
+    complete_every: Every | None = None,
+    completeness: Completeness = Completeness(),
     batching: Batching = Batching(),
     crash_lag: CrashLag = CrashLag(),
     offsets: Offsets = Offsets(),
@@ -106,6 +110,9 @@ def kafka_asset(
             seconds, for the first batch at once, and at the run's end; each tells what is new since the one before.
         include_headers: the batch has a column more, ``headers``: for each record an array of ``key`` (a string) and
             ``value`` (binary), empty where it has none. Spark's ``includeHeaders``.
+        complete_every: ``15min``, ``1h`` or ``1d``: gives one asset more, ``<name>_by_hour``, of which the sensor
+            materializes a partition when every record of the hour is in the table.
+        completeness: which hour is the first one, in which time zone, and how late its records may come.
         batching: how batches are cut and written: fair or greedy, one or two at a time, what a poisoned offset does.
         crash_lag: what is owed after a crash: from how many offsets on, who catches it up, when the check warns.
         offsets: what to do where offsets, or the rows of committed ones, are missing.
@@ -136,6 +143,8 @@ def kafka_asset(
                 idle_seconds=idle_seconds,
                 materialize_every=materialize_every,
                 include_headers=include_headers,
+                complete_every=complete_every,
+                completeness=completeness,
                 batching=batching,
                 crash_lag=crash_lag,
                 offsets=offsets,

@@ -37,6 +37,7 @@ from kafka_liveness_dagster.settings.declared import named, refusal
 from kafka_liveness_dagster.settings.groups import (
     ONLY_IN_PYTHON,
     Batching,
+    Completeness,
     CrashLag,
     Iceberg,
     Maintenance,
@@ -47,6 +48,7 @@ from kafka_liveness_dagster.settings.groups import (
 )
 from kafka_liveness_dagster.settings.kinds import AssetName, several
 from kafka_liveness_dagster.settings.moved import MOVED, in_yaml
+from kafka_liveness_dagster.settings.windows import Every
 from kafka_liveness_dagster.spark.query import query
 
 _SETTINGS = {k: one for k, one in signature(kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
@@ -101,6 +103,8 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
     materialize_every: Annotated[float, _READ] = _setting("materialize_every")
     include_headers: Annotated[bool, _READ] = _setting("include_headers")
+    complete_every: Annotated[Every | None, _READ] = _setting("complete_every")
+    completeness: Annotated[Completeness, group_in_yaml(Completeness)] = _setting("completeness")
     batching: Annotated[Batching, group_in_yaml(Batching)] = _setting("batching")
     crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting("crash_lag")
     offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")
@@ -160,7 +164,9 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         asset = kafka_asset(name=self.name or name_of(folder), **settings, **self.of_dagster())(
             self.transform or _Select(self.sql or "")
         )
-        before = list(takewhile(lambda one: one is not self, _components(context)))
+        before = list(
+            takewhile(lambda one: one is not self, context.component_tree.get_all_components(KafkaAssetComponent))
+        )
         parts = asset.definitions_beside({topic for one in before for topic in several(one.topics)})
         return dg.Definitions.merge(parts, dg.Definitions(resources=self._new_resources(before)))
 
@@ -180,11 +186,6 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         """What ``kafka`` and ``spark`` declare, under the keys by which runs ask for it."""
         declared = {self.resources.kafka: self.kafka, self.resources.spark: self.spark}
         return {key: resource for key, resource in declared.items() if resource is not None}
-
-
-def _components(context: dg.ComponentLoadContext) -> list[KafkaAssetComponent]:
-    """The Kafka assets of the project, those declared in Python aside."""
-    return context.component_tree.get_all_components(KafkaAssetComponent)
 
 
 class _Select:

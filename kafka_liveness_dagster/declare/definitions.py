@@ -12,7 +12,9 @@ import dagster as dg
 
 from kafka_liveness_dagster.declare.maintenance import maintenance_of
 from kafka_liveness_dagster.declare.owners import take_group
+from kafka_liveness_dagster.declare.pages import links, query_shown, topic_specs, why_crash_lag, why_windows
 from kafka_liveness_dagster.lanes.lanes import run_catch_up, run_live
+from kafka_liveness_dagster.lanes.windows import run_windows
 from kafka_liveness_dagster.runs.tags import MAX_BATCH_SECONDS, lane_tags
 from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.sensor.observations import topic_key
@@ -26,7 +28,8 @@ class KafkaAsset:
     """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function.
 
     Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
-    ``crash_lag_job``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. ``settings`` is what was declared of it.
+    ``crash_lag_job``, ``windows``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. ``settings`` is what was
+    declared of it.
     """
 
     def __init__(self, settings: KafkaAssetSettings) -> None:
@@ -69,9 +72,11 @@ class KafkaAsset:
             InvalidSettingError: another asset of this process has the same group.
         """
         take_group(self)
-        topics = [spec for topic, spec in zip(self.topics, self._topics, strict=True) if topic not in declared]
+        topics = [
+            spec for topic, spec in zip(self.topics, topic_specs(self.topics), strict=True) if topic not in declared
+        ]
         return dg.Definitions(
-            assets=[*topics, self.live, self.crash_lag],
+            assets=[*topics, self.live, self.crash_lag, *([self.windows] if self.windows else [])],
             asset_checks=[self.checks],
             jobs=[self.live_job, self.crash_lag_job, self.checks_job],
             schedules=[self.maintenance] if self.maintenance else [],
@@ -100,10 +105,31 @@ class KafkaAsset:
         return self._asset(
             crash_lag,
             name=self.settings.crash_lag_key.path[-1],
-            description=self._why_crash_lag,
+            description=why_crash_lag(self.settings),
             partitions_def=dg.DynamicPartitionsDefinition(name=self._partitions_name),
             backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # a backfill's runs carry no tags to limit them by
+        )
+
+    @cached_property
+    def windows(self) -> dg.AssetsDefinition | None:
+        """The asset whose partitions are complete windows of time (``complete_every``); None where none are told."""
+        windows = self.settings.windows
+        if windows is None:
+            return None
+
+        def window(context: dg.AssetExecutionContext, **others: Any) -> None:
+            transform = self._asked.bound(self.settings.transform, context, others)
+            run_windows(self.settings, windows, context, transform)
+
+        return self._asset(
+            window,
+            name=windows.key.path[-1],
+            description=why_windows(self.settings, windows),
+            partitions_def=windows.definition,
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            pool=self._partitions_name,  # such a run does what one of crash lag does
+            deps=[self.live.key, *self.settings.arguments.get("deps", ())],
         )
 
     @cached_property
@@ -146,6 +172,7 @@ class KafkaAsset:
             watch=self.settings.watch,
             checks=self._group_checks,
             table=self.settings.table,
+            windows=self.settings.windows,
             resources=self.settings.resources,
         )
 
@@ -166,29 +193,6 @@ class KafkaAsset:
         )
 
     @property
-    def _why_crash_lag(self) -> str:
-        """Markdown, beside the partitions: what they are, and what to click."""
-        return (
-            f"Offset ranges that the live lane of {self.name} jumped over after a crash, as topic:partition:start-end "
-            f"without the end offset. What is missing here is missing in {self.target}.\n\n"
-            "- **To process them:** *Materialize…*, *Missing*, *Launch*; in any order, while new data goes on.\n"
-            "- **Why one is missing:** its event in the *Events* tab.\n"
-            "- **To process one again:** the same; rows of exactly its offsets are replaced.\n"
-            f"- **Who adds partitions:** the sensor `{self.identifier}_group`; `kafka-liveness replay` those of a time "
-            "that is to be processed again."
-        )
-
-    @property
-    def _topics(self) -> list[dg.AssetSpec]:
-        # the same for every group that reads the topic, or Dagster could not merge their definitions
-        told = "Kafka topic; its events show the consumer groups that read it: members, lag, departures"
-        return [dg.AssetSpec(key, description=told, kinds={"kafka"}) for key in self._topic_keys]
-
-    @property
-    def _topic_keys(self) -> list[dg.AssetKey]:
-        return [topic_key(topic) for topic in self.topics]
-
-    @property
     def _partitions_name(self) -> str:
         return self.settings.crash_lag_key.to_python_identifier()
 
@@ -206,7 +210,7 @@ class KafkaAsset:
         run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
-            return cast("dg.AssetsDefinition", dg.asset(**self._shared(), **its_own)(run))
+            return cast("dg.AssetsDefinition", dg.asset(**{**self._shared(), **its_own})(run))
 
     def _shared(self) -> dict[str, Any]:
         """What both assets are told alike."""
@@ -214,27 +218,14 @@ class KafkaAsset:
         alike = given.keys() - OF_LIVE_ALONE - OF_ITS_JOBS
         # The budget is asset metadata since a backfill's run carries no op tags
         budget = {} if self.settings.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.settings.max_batch_seconds}
-        ours = {"group": self.group_id, **self._links, **self._query, **budget}
+        ours = {"group": self.group_id, **links(self.settings), **query_shown(self.settings), **budget}
         return {
             **self._arguments(alike),
-            "deps": [*self._topic_keys, *given.get("deps", ())],
+            "deps": [*map(topic_key, self.topics), *given.get("deps", ())],
             "group_name": self.settings.group_name,
             "kinds": {"kafka", "spark", *(["iceberg"] if self.settings.table else []), *given.get("kinds", ())},
             "metadata": {**given.get("metadata", {}), **ours},
         }
-
-    @property
-    def _links(self) -> dict[str, Any]:
-        """Where the records come from and the rows go to; the catalog's own name for a table makes Dagster show it."""
-        topics = {f"topic {topic}": dg.MetadataValue.asset(topic_key(topic)) for topic in self.topics}
-        table = self.settings.table
-        to = {"table": table, "dagster/table_name": table} if table else {"sink": self.target}
-        return {**topics, **to}
-
-    @property
-    def _query(self) -> dict[str, Any]:
-        sql = getattr(self.settings.transform, "sql", None)  # of a component's
-        return {"sql": dg.MetadataValue.md(f"```sql\n{sql}\n```")} if isinstance(sql, str) else {}
 
     def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
         """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""

@@ -18,7 +18,7 @@ from kafka_liveness_dagster.kafka.clients import admin_client, made
 from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.kafka.admin import Cluster
 
@@ -91,6 +91,31 @@ def offsets_at(cluster: Cluster, partitions: Iterable[TopicPartition], at_ms: in
     """
     found = _listed(cluster, partitions, OffsetSpec.for_timestamp(at_ms), "asking which offsets are of a time")
     return {tp: one.offset if one.offset >= 0 else None for tp, one in found.items()}
+
+
+def window_bounds(
+    cluster: Cluster, partitions: Sequence[TopicPartition], begin_ms: int, end_ms: int
+) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, int]]:
+    """Between which offsets of each partition a window of time lies.
+
+    Args:
+        cluster: where they are.
+        partitions: of the topics.
+        begin_ms: of the window, since the epoch.
+        end_ms: of the window; the first offset that is not before it is behind the window.
+
+    Returns:
+        The first offsets that are not before its beginning, None where there is none; and those behind it: where there
+        is none the log's very end, with what is in open transactions, of which nobody knows yet.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    begins, found = offsets_at(cluster, partitions, begin_ms), offsets_at(cluster, partitions, end_ms)
+    last = [tp for tp, at in found.items() if at is None]
+    ends = _listed(cluster, last, OffsetSpec.latest(), "asking where the logs end")
+    return begins, {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
 
 
 def _newest(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.spark.iceberg import Written
     from kafka_liveness_dagster.spark.job import SparkJob
+    from kafka_liveness_dagster.spark.transformed import Transformed
 
 _LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
@@ -46,14 +47,14 @@ class InFlightWrite:
 
     Attributes:
         job: its Spark work, to be cancelled from any thread.
-        mean_bytes: what a record of it weighed, when it is written; None where nobody weighs.
+        frame: its rows, which know of its records when it is written; None in a test.
         began_at: by ``time.monotonic``, when it was planned.
     """
 
     batch: Batch
     job: SparkJob
     write: Write
-    mean_bytes: Callable[[], float | None] = lambda: None
+    frame: Transformed | None = None
     began_at: float = field(default_factory=_now)
     _rows: concurrent.futures.Future[int | None] = field(default_factory=concurrent.futures.Future)
 
@@ -90,6 +91,11 @@ class InFlightWrite:
             may_wait()
             with suppress(concurrent.futures.TimeoutError):  # not the builtin one before Python 3.11
                 return self._rows.exception(_LOOK_SECONDS) is None
+
+    @property
+    def mean_bytes(self) -> float | None:
+        """What a record of it weighed, when it is written; None where nobody weighs."""
+        return self.frame.mean_bytes() if self.frame is not None else None
 
     @property
     def failed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
@@ -16,11 +16,12 @@ from kafka_liveness_dagster.core.partition_keys import is_replay, key_of, range_
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.materialized import Materializations
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
+from kafka_liveness_dagster.lanes.tables import table_now
 from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
-from kafka_liveness_dagster.settings.declarations import CatchUpSettings, ConsumerSettings
+from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
     from kafka_liveness_dagster.lanes.lane import Source, Transform
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
-    from kafka_liveness_dagster.spark.described import TableNow
 
 
 def run_live(
@@ -66,7 +66,7 @@ def _live(
             context,
             asset.group_id,
             asset.materialize_every,
-            lambda: _table_now(asset, pipeline, consumer.timeouts.budget.seconds),
+            lambda: table_now(asset, pipeline.spark, consumer.timeouts.budget.seconds),
             lambda: _facts(consumer, context, pipeline, known),
         )
         waiting = Waiting(consumer, context)
@@ -79,17 +79,6 @@ def _live(
         last = told.last()
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return last
-
-
-def _table_now(asset: KafkaAssetSettings, pipeline: Pipeline, budget_seconds: float) -> TableNow | None:
-    """The table as readers see it; None for a sink of the user's own."""
-    if asset.table is None:
-        return None
-    from kafka_liveness_dagster.spark.described import described  # noqa: PLC0415 - pyspark stays lazy
-    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
-
-    return described(pipeline.spark.session(), IcebergTable(asset.table), max(budget_seconds, ANSWER_SECONDS))
 
 
 def _facts(
@@ -115,12 +104,41 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, t
 
 
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
-    pipeline = Pipeline.of(asset, context, transform)
     asked = {key: range_of(key) for key in context.partition_keys}
     again = _again(asset, context, asked)
+    pipeline = Pipeline.of(asset, context, transform, again)
+    done = catch_up(asset, context, pipeline, list(asked.values()), again=again, keys=list(asked))
+    for key, one in asked.items():
+        numbers = done.tally.of_run(len(asked))
+        told = range_metadata(asset.group_id, one, done.owed, done.lost, numbers, again=one in again)
+        context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
+
+
+class CaughtUp(NamedTuple):
+    """What a run of the catch-up lane has done: what was owed at its beginning, and what of it was lost."""
+
+    owed: Sequence[OffsetRange]
+    lost: Sequence[OffsetRange]
+    tally: Tally
+
+
+def catch_up(
+    asset: KafkaAssetSettings,
+    context: dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    ranges: Sequence[OffsetRange],
+    *,
+    again: Sequence[OffsetRange],
+    keys: Sequence[str] = (),
+) -> CaughtUp:
+    """Process what is owed of these ranges, and all of those that are done ``again``; ``keys`` are their partitions.
+
+    Raises:
+        PoisonedOffsetError: all is done, but for offsets that are too slow alone.
+    """
     with pipeline.kafka.catch_up(
         group_id=asset.group_id,
-        ranges=list(asked.values()),
+        ranges=ranges,
         again=again,
         context=context,
         max_poll_records=asset.most_records,
@@ -129,20 +147,18 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
     ) as lane:
         owed = lane.outstanding_ranges()
         context.log.info("a batch may take %s", lane.budget)
-        context.log.info("%s; still owed: %s", number(len(asked), "partition"), listed(owed) or "nothing")
+        context.log.info("%s; still owed: %s", number(len(ranges), "range"), listed(owed) or "nothing")
         if again:
             context.log.info("processed again, whatever is owed of them: %s", listed(again))
         tally = Tally()
-        pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, list(asked)), tally)
+        pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, keys), tally)
         left_out, lost = lane.quarantined, lane.lost
     context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
     if left_out:
         outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
-    for key, one in asked.items():
-        told = range_metadata(asset.group_id, one, owed, lost, tally.of_run(len(asked)), again=one in again)
-        context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
+    return CaughtUp(owed, lost, tally)
 
 
 def _again(

@@ -21,12 +21,13 @@ from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.batch_lines import BatchLines
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
+from kafka_liveness_dagster.lanes.late import LateRecords
+from kafka_liveness_dagster.lanes.tables import witness_of
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import SparkSilentError
-from kafka_liveness_dagster.spark.sink import SinkWitness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
     from kafka_liveness_dagster.spark.ledger import TableLedger
-    from kafka_liveness_dagster.spark.sink import Sink
+    from kafka_liveness_dagster.spark.sink import Sink, SinkWitness
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Pipeline:
         layout: how the table is laid out and committed to.
         most_bytes: what a batch's records may weigh, as far as those before it tell.
         source_options: of Spark's Kafka source, beside those of the Kafka resource.
+        late: tells records of windows that were told complete; None where no windows are.
     """
 
     kafka: KafkaLivenessResource
@@ -68,18 +70,28 @@ class Pipeline:
     layout: Layout = DEFAULT
     most_bytes: int | None = None
     source_options: Mapping[str, str] = field(default_factory=dict)
+    late: LateRecords | None = None
 
     @classmethod
-    def of(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> Pipeline:
-        """The asset's pipeline with the resources of this run."""
+    def of(
+        cls,
+        asset: KafkaAssetSettings,
+        context: dg.AssetExecutionContext,
+        transform: Transform,
+        again: Sequence[OffsetRange] = (),
+    ) -> Pipeline:
+        """The asset's pipeline with the resources of this run; what is done ``again`` was in time when it was new."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
         most_bytes = asset.batching.max_batch_bytes
         liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
-        most, witness = asset.most_in_flight, _witness(asset, spark, budget.seconds)
+        most, witness = asset.most_in_flight, witness_of(asset, spark, budget.seconds)
         source, layout = asset.source_options, asset.layout
-        return cls(kafka, spark, transform, *to, *size, liveness, on_poison, most, witness, layout, most_bytes, source)
+        late = LateRecords(context, asset.windows, asset.group_id, again) if asset.windows else None
+        return cls(
+            kafka, spark, transform, *to, *size, liveness, on_poison, most, witness, layout, most_bytes, source, late
+        )
 
     def run(
         self,
@@ -110,7 +122,7 @@ class Pipeline:
 
             def commit_first() -> None:
                 one = in_flight[0]
-                sizer.in_time(one.batch, self._commit_first(in_flight, lane, tally, lines), one.mean_bytes())
+                sizer.in_time(one.batch, self._commit_first(in_flight, lane, tally, lines), one.mean_bytes)
 
             lane.on_fence(lambda: in_flight.cancel(lane.is_open))
             lane.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, commit_first))
@@ -162,8 +174,11 @@ class Pipeline:
         except Exception:
             lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
             raise
+        until = self.late.tell(one) if self.late else 0.0
         handed_over = lane.commit(one.batch)
         failpoint(Failpoint.AFTER_OFFSET_COMMIT)
+        if self.late:
+            self.late.tell(one, until)  # what was told between
         seconds = in_flight.committed()
         tally.add(one.batch, written.rows, seconds)
         lines.committed(one.batch, written, seconds, handed_over)
@@ -188,7 +203,9 @@ class Pipeline:
         session, options = self.spark.session(), {**self.kafka.settings().spark(), **self.source_options}
         job = SparkJob(session, *self._listeners(batch, lane, log))
         passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
-        frame = Transformed(self.transform, session, batch.ranges, options, passed, self.most_bytes is not None)
+        frame = Transformed(
+            self.transform, session, batch.ranges, options, passed, self.most_bytes is not None, self.late is not None
+        )
 
         def may_go_on() -> None:
             lane.check()
@@ -199,11 +216,11 @@ class Pipeline:
             job.check()
 
         if self.sink is not None:
-            return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace), frame.mean_bytes)
+            return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace), frame)
         ledger = self.witness if isinstance(self.witness, TableLedger) else None
         write = (session, IcebergTable(self.table), batch.ranges, frame, may_go_on, may_replace)
         writing = TableWrite(*write, ledger=ledger, layout=self.layout)
-        return InFlightWrite(batch, job, writing, frame.mean_bytes)
+        return InFlightWrite(batch, job, writing, frame)
 
     def _listeners(
         self, batch: Batch, lane: Lane, log: dg.DagsterLogManager
@@ -222,16 +239,3 @@ class Pipeline:
                     log.info("%s", line)
 
         return progressed if self.liveness == "progress" else None, reported
-
-
-def _witness(
-    asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
-) -> TableLedger | SinkWitness | None:
-    """Who says what is there, in a batch's time at most: the table's ledger, or a sink that has ``covered``."""
-    if asset.sink is not None:
-        return SinkWitness.of(asset.sink)
-    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS, TableLedger  # noqa: PLC0415 - pyspark stays lazy
-    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
-
-    session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
-    return TableLedger(IcebergTable(asset.table or ""), session, max(budget_seconds, ANSWER_SECONDS))

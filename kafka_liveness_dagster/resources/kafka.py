@@ -16,7 +16,8 @@ from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive
 from kafka_liveness_dagster.kafka.config import DEFAULT_MAX_POLL_RECORDS, KafkaSettings, LiveSettings
 from kafka_liveness_dagster.resources.security import SecuredKafkaResource
 from kafka_liveness_dagster.runs.tags import Context, budget_of, link_of
-from kafka_liveness_dagster.settings.declarations import CatchUpSettings, ConsumerSettings, KafkaResourceSettings
+from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
+from kafka_liveness_dagster.settings.declarations import KafkaResourceSettings
 from kafka_liveness_dagster.settings.declared import checked, resolved
 from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets
 from kafka_liveness_dagster.settings.kinds import EMBEDDED

@@ -66,6 +66,8 @@ class GroupCursor(BaseModel, frozen=True):
         outcomes: of the checks as they were stored last, in a letter each.
         checked_at: when, seconds since the epoch.
         judged_of: the number of the last materialization before that.
+        told_to: the end of the last window of time that was dealt with, seconds since the epoch; 0 before the first.
+        late_seen: the number of the last event of late records that was.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
         runs: names of its members by their keys, and so are the next two.
         elsewhere: those that are runs of another Dagster instance.
@@ -79,6 +81,8 @@ class GroupCursor(BaseModel, frozen=True):
     outcomes: str = ""
     checked_at: float = 0.0
     judged_of: int = 0
+    told_to: float = 0.0
+    late_seen: int = 0
     state: GroupState | None = None
     runs: dict[str, str] = {}
     elsewhere: dict[str, str] = {}
@@ -126,6 +130,8 @@ class GroupCursor(BaseModel, frozen=True):
         outcomes: str = "",
         checked_at: float = 0.0,
         judged_of: int = 0,
+        told_to: float = 0.0,
+        late_seen: int = 0,
     ) -> GroupCursor:
         """The cursor that keeps a memory."""
         return cls(
@@ -135,6 +141,8 @@ class GroupCursor(BaseModel, frozen=True):
             outcomes=outcomes,
             checked_at=checked_at,
             judged_of=judged_of,
+            told_to=told_to,
+            late_seen=late_seen,
             state=memory.state,
             runs=_names(memory),
             elsewhere=_names(memory, is_elsewhere=True),

@@ -161,6 +161,8 @@ def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
         log_start=facts.log_start,
         forgotten=forgotten,
         missing=missing if facts.vouched else (),
+        origin=facts.origin.start if facts.origin else None,
+        reported=facts.reported,
     )
 
 

@@ -38,9 +38,18 @@ def topic_key(topic: str) -> dg.AssetKey:
 
 
 def group_observations(
-    group_id: str, topics: Sequence[str], look: GroupLook, events: Sequence[GroupEvent], failed: Sequence[str] = ()
+    group_id: str,
+    topics: Sequence[str],
+    look: GroupLook,
+    events: Sequence[GroupEvent],
+    *,
+    failed: Sequence[str] = (),
+    windows: str = "",
 ) -> list[dg.AssetObservation]:
-    """One observation a topic: what happened and what went wrong in answering it, else how the group is."""
+    """One observation a topic: what happened and what went wrong in answering it, else how the group is.
+
+    With how far its windows of time are complete, where they are told.
+    """
     seen = look.snapshot
     members = [
         dg.TableRecord(
@@ -69,6 +78,7 @@ def group_observations(
                 ),
                 "state": seen.state.value,
                 "events": dg.MetadataValue.md("\n".join(f"- {event}" for event in _all(events)) or "none"),
+                **({"windows": windows} if windows else {}),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
                 **({"failed": dg.MetadataValue.md("\n".join(f"- {what}" for what in _all(failed)))} if failed else {}),
                 **links,

@@ -24,6 +24,7 @@ from kafka_liveness_dagster.sensor.observations import crash_lag_observations, g
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_look import TableLook
+from kafka_liveness_dagster.sensor.windows import NO_WINDOWS, WindowWatch
 from kafka_liveness_dagster.settings.declared import checked
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.sensor.checks import GroupChecks
+    from kafka_liveness_dagster.settings.windows import Windows
 
 _OBSERVE_SECONDS = 60.0
 
@@ -48,6 +50,7 @@ def build_group_sensor(
     watch: Watch = Watch(),
     checks: GroupChecks | None = None,
     table: str | None = None,
+    windows: Windows | None = None,
     resources: ResourceKeys = ResourceKeys(),
 ) -> dg.SensorDefinition:
     """A sensor for one consumer group: crashes and lag start live runs, owed ranges become partitions.
@@ -62,6 +65,7 @@ def build_group_sensor(
         watch: how often to look, how many runs to start, what to ask at an event; ``max_lag`` is the checks' own.
         checks: asset checks to evaluate with the observations.
         table: the Iceberg table; with it looks hold the first commit log against what the table says it has.
+        windows: those of an asset with ``complete_every``; needs ``table``.
         resources: the keys of both resources; Spark's is needed with ``table``.
     """
     own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
@@ -80,6 +84,7 @@ def build_group_sensor(
         fail_ghost_runs=watch.fail_ghost_runs,
         answers=EventHook(name, watch.on_event, watch.event_jobs[0].name if len(watch.event_jobs) == 1 else None),
         checks=checks,
+        windows=WindowWatch(windows=windows, group_id=group_id, target=table) if windows and table else None,
     )
 
     @dg.sensor(
@@ -109,6 +114,7 @@ class _Watch:
     fail_ghost_runs: bool
     answers: EventHook
     checks: GroupChecks | None
+    windows: WindowWatch | None
 
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:
         # Dagster first: a range that is materialised between the two looks must not come back as a new partition
@@ -119,7 +125,9 @@ class _Watch:
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
         newest = self.checks.newest(instance, now) if self.checks else 0
         forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
-        look = self._look(cluster, instance, table, must_ask=is_due or forgotten)
+        told_to = self.windows.told_to(instance, cursor) if self.windows else 0.0
+        tells = self.windows is not None and self.windows.is_due(told_to, now)
+        look = self._look(cluster, instance, table, must_ask=is_due or forgotten or tells)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
         keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
@@ -145,13 +153,24 @@ class _Watch:
                 cannot_tell=table.cannot_tell if table else "",
             )
             judged, outcomes, checked_at = news(judged, outcomes, checked_at, now, forgotten=forgotten)
+        windows = NO_WINDOWS
+        if self.windows is not None:
+            cannot_tell = table.cannot_tell if table else ""
+            windows = self.windows.tell(
+                cluster, instance, look, cursor, told_to=told_to, now=now, cannot_tell=cannot_tell
+            )
         runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
         return dg.SensorResult(
             run_requests=runs,
             skip_reason=None if runs else why_not + _odd(stray),
             dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
             asset_events=[
-                *(group_observations(self.group_id, self.topics, look, events, failed) if observe else []),
+                *(
+                    group_observations(self.group_id, self.topics, look, events, failed=failed, windows=windows.said)
+                    if observe
+                    else []
+                ),
+                *windows.events,
                 *crash_lag_observations(self.crash_lag.key, self.group_id, keys, look),
                 *judged,
             ],
@@ -162,6 +181,8 @@ class _Watch:
                 outcomes=outcomes,
                 checked_at=checked_at,
                 judged_of=max(newest, cursor.judged_of) if judged else cursor.judged_of,
+                told_to=windows.told_to,
+                late_seen=windows.late_seen,
                 epoch=cursor.epoch or int(now),
             ).encode(),
         )

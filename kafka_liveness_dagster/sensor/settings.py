@@ -11,6 +11,7 @@ from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.settings import kinds
 from kafka_liveness_dagster.settings.declared import Declared
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
+from kafka_liveness_dagster.settings.windows import Windows
 
 
 class SensorSettings(Declared):
@@ -28,10 +29,13 @@ class SensorSettings(Declared):
     watch: Annotated[Watch, kinds.MADE]
     checks: Annotated[InstanceOf[GroupChecks], kinds.Wanted("GroupChecks")] | None
     table: kinds.Table | None
+    windows: Annotated[InstanceOf[Windows], kinds.Wanted("settings.windows.Windows")] | None
     resources: Annotated[ResourceKeys, kinds.MADE]
 
     def contradictions(self) -> Iterator[str]:
-        """A bound that no check is told."""
+        """A bound that no check is told, windows of which nobody could say what is in the table."""
+        if self.windows is not None and self.table is None:
+            yield f"windows of sensor {self.name} need the table whose rows they are told of: give table too"
         most = self.watch.max_lag
         if most is not None and (self.checks is None or self.checks.max_lag != most):
             yield f"max_lag of watch means nothing to sensor {self.name}, its checks know it: leave max_lag={most} out"

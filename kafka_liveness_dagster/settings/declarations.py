@@ -1,12 +1,12 @@
-"""What was declared of a Kafka asset, a sensor, a consumer, and could a run work with it? Builds nothing.
+"""What was declared of a Kafka asset, or of a resource, and could a run work with it? Builds nothing.
 
 Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset` and its
-``groups``, :func:`build_group_sensor`, :class:`KafkaLivenessResource`.
+``groups``, :class:`KafkaLivenessResource`, :class:`SparkConnectResource`.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import dagster as dg
@@ -15,7 +15,7 @@ from pydantic import Field
 from kafka_liveness_dagster.core.batch_sizer import AUTO_CEILING
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.layout import Layout
-from kafka_liveness_dagster.core.names import listed, name_of_sink
+from kafka_liveness_dagster.core.names import name_of_sink
 from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
@@ -23,6 +23,7 @@ from kafka_liveness_dagster.settings.asset_arguments import prefix, refused
 from kafka_liveness_dagster.settings.declared import Declared
 from kafka_liveness_dagster.settings.groups import (
     Batching,
+    Completeness,
     CrashLag,
     Iceberg,
     Maintenance,
@@ -32,6 +33,7 @@ from kafka_liveness_dagster.settings.groups import (
     Watch,
 )
 from kafka_liveness_dagster.settings.transform import Asked, asked_by
+from kafka_liveness_dagster.settings.windows import Every, Windows
 
 MOST_IN_FLIGHT = 2
 
@@ -58,6 +60,8 @@ class KafkaAssetSettings(Declared):
     idle_seconds: kinds.Seconds
     materialize_every: kinds.Seconds
     include_headers: kinds.Flag
+    complete_every: Every | None
+    completeness: Annotated[Completeness, kinds.MADE]
     batching: Annotated[Batching, kinds.MADE]
     crash_lag: Annotated[CrashLag, kinds.MADE]
     offsets: Annotated[Offsets, kinds.MADE]
@@ -86,6 +90,7 @@ class KafkaAssetSettings(Declared):
             if changed := getattr(self, group).changed():
                 known = ", ".join(changed)
                 yield f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it out"
+        yield from self._of_windows()
         if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
             yield (
                 f"asset {self.name} has one group_instance_id for {self.watch.max_live_runs} live runs: each would put "
@@ -107,6 +112,23 @@ class KafkaAssetSettings(Declared):
         if twice := [job.name for job in self.watch.event_jobs if job.name in own]:
             its = " and ".join(twice)
             yield f"watch.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
+
+    def _of_windows(self) -> Iterator[str]:
+        if self.complete_every is None and (changed := self.completeness.changed()):
+            yield (
+                f"asset {self.name} has {', '.join(changed)} of completeness, and no window to be complete: give "
+                "complete_every='1h' too, or leave it out"
+            )
+        if self.complete_every is not None and self.completeness.start is None:
+            yield (
+                f"asset {self.name} has complete_every={self.complete_every!r} and no first window: give "
+                "completeness=kl.Completeness(start='2026-11-01')"
+            )
+        if self.complete_every is not None and self.sink is not None:
+            yield (
+                f"asset {self.name} has a sink of its own: nobody could say what of a window it has. Leave "
+                f"complete_every={self.complete_every!r} out"
+            )
 
     @property
     def target(self) -> str:
@@ -134,6 +156,15 @@ class KafkaAssetSettings(Declared):
         return asked_by(self.transform, tuple(self.arguments.get("ins", ())))
 
     @property
+    def windows(self) -> Windows | None:
+        """The windows of time that are told complete; None where none are."""
+        start, told = self.completeness.start, self.completeness
+        if self.complete_every is None or start is None:
+            return None
+        late = (told.allowed_lateness_seconds, told.reopen_on_late)
+        return Windows(self.key, self.complete_every, start, told.timezone, *late)
+
+    @property
     def layout(self) -> Layout:
         """How the table is laid out and committed to."""
         return Layout(**dict(self.iceberg))
@@ -154,47 +185,6 @@ class KafkaAssetSettings(Declared):
         if self.batching.in_flight is None:
             return MOST_IN_FLIGHT if self.sink is None else 1
         return self.batching.in_flight
-
-
-class ConsumerSettings(Declared):
-    """The settings of one consumer of the live lane, those of :meth:`KafkaLivenessResource.consumer`."""
-
-    of: ClassVar[str] = "the consumer of group"
-    named_by: ClassVar[str] = "group_id"
-    uses: ClassVar[Mapping[str, Collection[str]]] = {
-        "batching": ("allocation",),
-        "crash_lag": ("min_offsets", "max_ranges"),
-    }
-
-    topics: kinds.Topics
-    group_id: kinds.GroupId
-    max_poll_records: kinds.Count | None
-    max_batch_seconds: kinds.Budget | None
-    enable_parallel_rebalance: kinds.Flag
-    batching: Annotated[Batching, kinds.MADE]
-    crash_lag: Annotated[CrashLag, kinds.MADE]
-    offsets: Annotated[Offsets, kinds.MADE]
-    membership: Annotated[Membership, kinds.MADE]
-
-
-class CatchUpSettings(Declared):
-    """The settings of one consumer of the catch-up lane, those of :meth:`KafkaLivenessResource.catch_up`."""
-
-    of: ClassVar[str] = "the catch-up of group"
-    named_by: ClassVar[str] = "group_id"
-    uses: ClassVar[Mapping[str, Collection[str]]] = {"offsets": ("on_data_loss",)}
-
-    group_id: kinds.GroupId
-    ranges: kinds.Ranges
-    again: kinds.Ranges
-    max_poll_records: kinds.Count
-    max_batch_seconds: kinds.Budget | None
-    offsets: Annotated[Offsets, kinds.MADE]
-
-    def contradictions(self) -> Iterator[str]:
-        """What no run could work with, although each setting alone is as it should be."""
-        if strange := [one for one in self.again if one not in self.ranges]:
-            yield f"again of the catch-up of group {self.group_id} has {listed(strange)}, which ranges does not have"
 
 
 class KafkaResourceSettings(Declared):

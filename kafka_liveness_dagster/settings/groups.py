@@ -170,6 +170,21 @@ class Maintenance(Group):
     """Files that no snapshot has are deleted after 3 days; None leaves them, and the store is not listed."""
 
 
+class Completeness(Group):
+    """When a window of time (``complete_every``) is told complete, and what comes after that."""
+
+    start: kinds.WindowStart | None = None
+    """When the first window begins: ``2026-11-01``, or ``2026-11-01-05:00``, in ``timezone``."""
+    timezone: kinds.TimeZone = "UTC"
+    """In which windows begin: an IANA name like ``Europe/Amsterdam``."""
+    allowed_lateness_seconds: kinds.Seconds = 60.0
+    """How long behind the end of a window records of it may still come: by the clock, and by the records' own
+    timestamps. No window is told earlier."""
+    reopen_on_late: kinds.Flag = False
+    """A window for which records came after it was told is told again, once they are in the table. They are counted on
+    it (``late_records``) anyway."""
+
+
 class ResourceKeys(Group):
     """Under which keys the code location has the two resources."""
 

@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.layout import PARTITION_FIELD, SORT_FIELD
 from kafka_liveness_dagster.core.names import Name
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange
 from kafka_liveness_dagster.core.timeouts import MAX_BUDGET_SECONDS
+from kafka_liveness_dagster.settings.windows import is_start, is_timezone
 
 EMBEDDED = "embedded"  # the services that this package starts
 WANTED = "wanted"  # the type of our own errors, among pydantic's
@@ -216,6 +217,8 @@ Jobs = Annotated[Sequence[Job], BeforeValidator(_some("a list of jobs"))]
 Policy = Annotated[InstanceOf[dg.BackfillPolicy], Wanted("a dg.BackfillPolicy")]
 ScheduleStatus = Annotated[dg.DefaultScheduleStatus, Wanted("a dg.DefaultScheduleStatus: RUNNING or STOPPED")]
 Cron = Annotated[str, Wanted("a cron expression like '17 * * * *', or a word like '@daily'", _is_cron)]
+WindowStart = Annotated[str, Wanted("a time like '2026-11-01' or '2026-11-01-05:00'", is_start)]
+TimeZone = Annotated[str, Wanted("an IANA time zone like 'UTC' or 'Europe/Amsterdam'", is_timezone)]
 OrphanAge = Annotated[
     float,
     Ge(_A_DAY_SECONDS),

@@ -6,7 +6,9 @@ that Spark cannot read.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _A_METHOD = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
-_BYTES = "sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0))"
+_WEIGHT = ("count(1) AS records", "sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes")
+_AGE = ("min(unix_millis(`timestamp`)) AS oldest",)
+_QUARTER = 900  # seconds: windows of time begin at quarters of an hour, in whatever time zone
 _LAST_MS = (2**63 - 1) // 1000
 """Spark counts microseconds: a later timestamp, of the year 294247, overflows."""
 
@@ -45,6 +49,7 @@ class Transformed:
         options: of Spark's Kafka source.
         let_pass: exceptions of the transform that are orders to whoever runs it.
         weighs: Spark sums up what keys and values weigh while it reads them.
+        dates: it finds the oldest timestamp while it does.
     """
 
     transform: Callable[[DataFrame], DataFrame]
@@ -53,7 +58,8 @@ class Transformed:
     options: Mapping[str, str]
     let_pass: tuple[type[Exception], ...] = ()
     weighs: bool = False
-    _weighed: list[Observation] = field(default_factory=list)
+    dates: bool = False
+    _observed: list[Observation] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
         """Call the transform.
@@ -63,9 +69,9 @@ class Transformed:
             SparkFailedError: the server cannot read from Kafka.
         """
         batch = read(self.session, self.ranges, self.options)
-        if self.weighs:
-            self._weighed[:] = [Observation()]
-            batch = batch.observe(self._weighed[0], F.count(F.lit(1)).alias("records"), F.expr(_BYTES).alias("bytes"))
+        if wanted := [*(_WEIGHT if self.weighs else ()), *(_AGE if self.dates else ())]:
+            self._observed[:] = [Observation()]
+            batch = batch.observe(self._observed[0], *map(F.expr, wanted))
         try:
             with active(self.session):
                 rows = self.transform(batch)
@@ -92,8 +98,29 @@ class Transformed:
 
     def mean_bytes(self) -> float | None:
         """Key and value of a record, in bytes; None while none was read, or where they are not weighed."""
-        told = self._weighed[0].get if self._weighed else {}
-        return told["bytes"] / told["records"] if told.get("records") else None
+        told = self._told
+        return told["bytes"] / told["records"] if told.get("records") and self.weighs else None
+
+    def oldest_ms(self) -> int | None:
+        """The oldest timestamp of its records, since the epoch, when they were read; None where Spark does not say."""
+        return self._told.get("oldest")
+
+    def counted_by_time(self, since: float, until: float) -> list[tuple[str, int, float, int]]:
+        """How many records have a timestamp from ``since`` to before ``until``, in seconds; reads the batch again.
+
+        Returns:
+            Topic, partition, beginning of a quarter of an hour, and how many of it, for each that has some.
+        """
+        at = F.expr("unix_millis(`timestamp`)")
+        bounds = [at < round(1000 * until), *([at >= round(1000 * since)] if math.isfinite(since) else [])]
+        of_time = functools.reduce(DataFrame.where, bounds, read(self.session, self.ranges, self.options))
+        quarter = F.floor(at / (1000 * _QUARTER)).alias("quarter")
+        counted = of_time.groupBy("topic", "partition", quarter).count().collect()
+        return [(row["topic"], row["partition"], row["quarter"] * float(_QUARTER), row["count"]) for row in counted]
+
+    @property
+    def _told(self) -> Mapping[str, Any]:
+        return self._observed[0].get if self._observed else {}
 
     def unreadable(self, error: PySparkException) -> UnreadableRecordError | None:
         """The record at which Spark's Kafka source failed, by name; None for other errors. Reads the batch again."""

@@ -1,0 +1,86 @@
+"""What does a run do that somebody starts for a window of time? It processes the window again, whole, by today's code.
+
+What is told of a window while nobody asks for it is the sensor's; a run changes rows, and neither commit log.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.witnesses import DataExpiredError
+from kafka_liveness_dagster.kafka.processed import processed
+from kafka_liveness_dagster.lanes.lanes import catch_up
+from kafka_liveness_dagster.lanes.pipeline import Pipeline
+from kafka_liveness_dagster.metadata import merged, number, window_metadata
+from kafka_liveness_dagster.runs.signs import SignsOfLife
+from kafka_liveness_dagster.runs.tags import lane_tags
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.lanes.lane import Transform
+    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+    from kafka_liveness_dagster.settings.windows import Window, Windows
+
+
+class IncompleteWindowError(KafkaLivenessError):
+    """A window of time is to be processed again whose records were not all processed once."""
+
+
+def run_windows(
+    asset: KafkaAssetSettings, windows: Windows, context: dg.AssetExecutionContext, transform: Transform
+) -> None:
+    """Process the windows of a run's partitions again: rows of exactly their offsets are replaced.
+
+    Raises:
+        IncompleteWindowError: something of them is owed, or not read yet: nothing was touched.
+        DataExpiredError: the broker has deleted records that may be theirs: nothing was touched.
+    """
+    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")):
+        cluster = getattr(context.resources, asset.resources.kafka).cluster()
+        asked = [windows.of_key(key) for key in context.partition_keys]
+        found = {window: _offsets(asset, windows, cluster, window) for window in asked}
+        ranges = merged(r for several in found.values() for r in several)
+        context.log.info("%s again: %s", number(len(asked), "window"), listed(ranges) or "no records")
+        pipeline = Pipeline.of(asset, context, transform, again=ranges)
+        done = catch_up(asset, context, pipeline, ranges, again=ranges) if ranges else None
+        for window, of_window in found.items():
+            told = window_metadata(asset.group_id, of_window)
+            numbers = done.tally.of_run(len(asked)) if done is not None else {}
+            context.add_asset_metadata({**told, **numbers, **pipeline.spark.links()}, partition_key=window.key)
+
+
+def _offsets(asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, window: Window) -> tuple[OffsetRange, ...]:
+    """The offsets of one window, all of them processed.
+
+    Raises:
+        IncompleteWindowError: some are not.
+        DataExpiredError: nobody knows them all.
+    """
+    until = window.end + windows.allowed_lateness_seconds
+    if until > time.time():
+        raise IncompleteWindowError(
+            f"records of {window} may come until {datetime.fromtimestamp(until, timezone.utc).isoformat()}: "
+            "nothing was processed; materialize it after that"
+        )
+    try:
+        found = processed(cluster, asset.group_id, asset.topics, round(1000 * window.begin), round(1000 * until))
+    except DataExpiredError as error:
+        raise DataExpiredError(
+            f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are; "
+            f"`kafka-liveness replay {asset.group_id} --what-is-left` takes what is there"
+        ) from None
+    if found.owed or found.ahead:
+        raise IncompleteWindowError(
+            f"{window} is not complete: {sum(r.size for r in found.owed):,} offsets are owed "
+            f"({listed(found.owed) or 'none'}), {found.ahead:,} are not read yet. Nothing was processed again; "
+            f"materialize the owed partitions of {asset.crash_lag_key.to_user_string()} first, the sensor tells "
+            "the window then"
+        )
+    return found.ranges

@@ -1,0 +1,52 @@
+"""What was declared of one consumer, of either lane, and could it work with it? Builds nothing."""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations.
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, ClassVar
+
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.settings import kinds
+from kafka_liveness_dagster.settings.declared import Declared
+from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets
+
+
+class ConsumerSettings(Declared):
+    """The settings of one consumer of the live lane, those of :meth:`KafkaLivenessResource.consumer`."""
+
+    of: ClassVar[str] = "the consumer of group"
+    named_by: ClassVar[str] = "group_id"
+    uses: ClassVar[Mapping[str, Collection[str]]] = {
+        "batching": ("allocation",),
+        "crash_lag": ("min_offsets", "max_ranges"),
+    }
+
+    topics: kinds.Topics
+    group_id: kinds.GroupId
+    max_poll_records: kinds.Count | None
+    max_batch_seconds: kinds.Budget | None
+    enable_parallel_rebalance: kinds.Flag
+    batching: Annotated[Batching, kinds.MADE]
+    crash_lag: Annotated[CrashLag, kinds.MADE]
+    offsets: Annotated[Offsets, kinds.MADE]
+    membership: Annotated[Membership, kinds.MADE]
+
+
+class CatchUpSettings(Declared):
+    """The settings of one consumer of the catch-up lane, those of :meth:`KafkaLivenessResource.catch_up`."""
+
+    of: ClassVar[str] = "the catch-up of group"
+    named_by: ClassVar[str] = "group_id"
+    uses: ClassVar[Mapping[str, Collection[str]]] = {"offsets": ("on_data_loss",)}
+
+    group_id: kinds.GroupId
+    ranges: kinds.Ranges
+    again: kinds.Ranges
+    max_poll_records: kinds.Count
+    max_batch_seconds: kinds.Budget | None
+    offsets: Annotated[Offsets, kinds.MADE]
+
+    def contradictions(self) -> Iterator[str]:
+        """What no run could work with, although each setting alone is as it should be."""
+        if strange := [one for one in self.again if one not in self.ranges]:
+            yield f"again of the catch-up of group {self.group_id} has {listed(strange)}, which ranges does not have"

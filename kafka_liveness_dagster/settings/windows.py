@@ -1,0 +1,123 @@
+"""Which windows of time does an asset have: hours, quarters of an hour, days? Dagster's own time-window partitions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from heapq import nlargest
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Every = Literal["15min", "1h", "1d"]
+_OF_A_DAY = "%Y-%m-%d"
+_OF_A_TIME = "%Y-%m-%d-%H:%M"
+_ENDINGS = {"15min": "_by_15min", "1h": "_by_hour", "1d": "_by_day"}
+_CRON = {"15min": "*/15 * * * *", "1h": "0 * * * *", "1d": "0 0 * * *"}
+
+_MOST_OF_ONE_NAME = 8  # quarters of the hour that comes twice when summer ends: keys are not in order there
+
+
+class Window(NamedTuple):
+    """From ``begin`` to before ``end``, in seconds since the epoch.
+
+    Attributes:
+        key: Dagster's partition key.
+    """
+
+    key: str
+    begin: float
+    end: float
+
+    def __str__(self) -> str:
+        return self.key
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an asset, and when one is told.
+
+    Attributes:
+        of: the live asset's key.
+        every: how long one is.
+        start: when the first one begins, as ``YYYY-MM-DD``, maybe with ``-HH:MM``, in the time zone.
+        timezone: an IANA name.
+        allowed_lateness_seconds: how long behind its end records of a window may come.
+        reopen_on_late: what comes later still lets it be told again.
+    """
+
+    of: dg.AssetKey
+    every: Every
+    start: str
+    timezone: str
+    allowed_lateness_seconds: float
+    reopen_on_late: bool
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Of the asset whose partitions they are."""
+        return dg.AssetKey([*self.of.path[:-1], f"{self.of.path[-1]}{_ENDINGS[self.every]}"])
+
+    @cached_property
+    def definition(self) -> dg.TimeWindowPartitionsDefinition:
+        """As downstream assets may have them, too."""
+        start, zone = datetime.strptime(self.start, written_as(self.start)), self.timezone  # noqa: DTZ007 - of the zone
+        if self.every == "1h":
+            return dg.HourlyPartitionsDefinition(start_date=start, timezone=zone)
+        if self.every == "1d":
+            return dg.DailyPartitionsDefinition(start_date=start, timezone=zone)
+        return dg.TimeWindowPartitionsDefinition(
+            start=start, fmt=_OF_A_TIME, cron_schedule=_CRON[self.every], timezone=zone
+        )
+
+    def of_key(self, key: str) -> Window:
+        """The window of a partition."""
+        found = self.definition.time_window_for_partition_key(key)
+        return Window(key, found.start.timestamp(), found.end.timestamp())
+
+    def at(self, moment: float) -> Window:
+        """The window in which something happened, in seconds since the epoch; it may lie before the first one."""
+        return self.of_key(self.definition.get_partition_key_for_timestamp(moment))
+
+    def ended(self, since: float, until: float) -> Iterator[Window]:
+        """Those that begin at or after ``since`` and have ended by ``until``, the oldest first."""
+        since = max(since, self.definition.start_timestamp)
+        if since >= until:
+            return
+        asked = dg.TimeWindow(*(datetime.fromtimestamp(at, timezone.utc) for at in (since, until)))
+        for key in self.definition.get_partition_keys_in_time_window(asked):
+            window = self.of_key(key)
+            if window.begin >= since and window.end <= until:
+                yield window
+
+    def told_until(self, instance: dg.DagsterInstance) -> float:
+        """When the newest window ends that Dagster has as materialized; minus infinity where it has none."""
+        newest = nlargest(_MOST_OF_ONE_NAME, instance.get_materialized_partitions(self.key))
+        return max((self.of_key(key).end for key in newest), default=-math.inf)
+
+
+def written_as(start: str) -> str:
+    """The form of a text that says when the first window begins."""
+    return _OF_A_TIME if len(start) > len("2026-11-01") else _OF_A_DAY
+
+
+def is_start(text: str) -> bool:
+    """Whether it is such a text."""
+    try:
+        return datetime.strptime(text, form := written_as(text)).strftime(form) == text  # noqa: DTZ007 - no zone in it
+    except ValueError:
+        return False
+
+
+def is_timezone(text: str) -> bool:
+    """Dagster decides."""
+    try:
+        dg.DailyPartitionsDefinition(start_date="2026-11-01", timezone=text).get_first_partition_window()
+    except Exception:  # noqa: BLE001 - of zoneinfo there are several
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""Which windows of time are complete: judged from offsets alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_liveness_dagster.core.completeness import Completeness, all_done, judged
+from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+
+ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 7)
+
+
+def partition(committed=100, log_end=100, tp=ORDERS, **facts):
+    return PartitionSnapshot(tp, committed, None, log_end, **{"origin": 0, **facts})
+
+
+def judge(one, begin, end, *, is_of_our_time=False):
+    return judged([one], {ORDERS: begin}, {ORDERS: end}, is_of_our_time=is_of_our_time)
+
+
+@pytest.mark.parametrize(
+    ("one", "end", "waits_for"),
+    [
+        pytest.param(partition(), 60, "", id="read beyond it"),
+        pytest.param(partition(), 100, "", id="read to its end"),
+        pytest.param(partition(committed=59), 60, "1 offsets of orders:0", id="one short"),
+        pytest.param(partition(committed=None, origin=None), 60, "60 offsets of orders:0", id="never read"),
+        pytest.param(partition(committed=None, origin=None, log_end=0), 0, "", id="added, and empty"),
+        pytest.param(partition(outstanding=(Span(70, 80),)), 60, "", id="owed behind it"),
+        pytest.param(
+            partition(outstanding=(Span(50, 80),)), 60, "10 offsets of orders:0, 10 of them owed", id="cut by a crash"
+        ),
+        pytest.param(
+            partition(outstanding=(Span(1, 2), Span(90, 95))),
+            60,
+            "1 offsets of orders:0, 1 of them owed",
+            id="owed long before",
+        ),
+        pytest.param(partition(missing=(Span(10, 20),)), 60, "10 offsets of orders:0", id="lost by the table"),
+        pytest.param(partition(log_end=90, committed=90), 100, "10 offsets of orders:0", id="in an open transaction"),
+    ],
+)
+def test_what_it_waits_for(one, end, waits_for):
+    found = judge(one, 40, end)
+    assert found.waits_for == waits_for
+    assert found.standing is (Completeness.WAITING if waits_for else Completeness.COMPLETE)
+
+
+@pytest.mark.parametrize(
+    ("one", "begin", "is_of_our_time", "known"),
+    [
+        pytest.param(partition(), 0, False, True, id="from the topic's first offset on"),
+        pytest.param(partition(origin=40), 40, False, False, id="may have begun before the group"),
+        pytest.param(partition(origin=40), 41, False, True, id="began when the group was there"),
+        pytest.param(partition(origin=40), 40, True, True, id="looked at since before it began"),
+        pytest.param(partition(origin=40), 30, True, False, id="the group began within"),
+        pytest.param(partition(origin=100), None, False, False, id="nothing is left of before"),
+        pytest.param(partition(origin=40), None, False, True, id="nothing of it, and older records before"),
+        pytest.param(partition(origin=None), 50, True, False, id="nobody knows where the group began"),
+        pytest.param(partition(committed=None, origin=None, log_start=100), None, True, True, id="expired, never read"),
+    ],
+)
+def test_what_is_known_of_its_beginning(one, begin, is_of_our_time, known):
+    found = judge(one, begin, 100, is_of_our_time=is_of_our_time)
+    assert found.standing is (Completeness.COMPLETE if known else Completeness.UNKNOWN)
+
+
+def test_what_it_tells():
+    """The ranges, none of a partition without records, and what of them nobody processed."""
+    orders, payments = partition(reported=(Span(45, 47), Span(99, 100))), partition(tp=PAYMENTS)
+    found = judged([orders, payments], {ORDERS: 40, PAYMENTS: None}, {ORDERS: 60, PAYMENTS: 100}, is_of_our_time=False)
+    assert (found.ranges, found.closed) == ((OffsetRange("orders", 0, 40, 60),), 2)
+
+
+def test_the_worst_is_named_and_the_others_counted():
+    several = [partition(committed=40), partition(committed=90, tp=PAYMENTS)]
+    found = judged(several, {ORDERS: 0, PAYMENTS: 0}, {ORDERS: 60, PAYMENTS: 100}, is_of_our_time=True)
+    assert found.waits_for == "20 offsets of orders:0; 10 offsets of 1 more partitions"
+
+
+def test_what_is_done_of_some_ranges():
+    """Of a partition that is gone nobody waits for anything."""
+    seen = [partition(outstanding=(Span(70, 80),))]
+    asked = [OffsetRange("orders", 0, 60, 70), OffsetRange("gone", 0, 0, 9)]
+    assert all_done(seen, asked)
+    assert not all_done(seen, [OffsetRange("orders", 0, 60, 71)])
+    assert not all_done(seen, [OffsetRange("orders", 0, 99, 101)])
+
+
+@given(
+    committed=st.integers(0, 30),
+    owed=st.sets(st.integers(0, 29)),
+    begin=st.integers(0, 30),
+    size=st.integers(0, 10),
+)
+def test_complete_means_every_offset_below_its_end(committed, owed, begin, size):
+    """Held against the offsets one by one."""
+    spans = tuple(Span(one, one + 1) for one in sorted(owed) if one < committed)
+    found = judge(partition(committed, 40, outstanding=spans), begin, begin + size)
+    done = set(range(committed)) - owed
+    assert (found.standing is Completeness.COMPLETE) == (set(range(begin + size)) <= done)
+    if found.standing is Completeness.COMPLETE:
+        assert [tuple(one.span) for one in found.ranges] == ([(begin, begin + size)] if size else [])

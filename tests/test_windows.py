@@ -1,0 +1,74 @@
+"""Windows of time are Dagster's own partitions, over summer time too."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.settings.windows import Windows
+
+
+def of(every, start="2026-10-24", zone="Europe/Amsterdam"):
+    return Windows(dg.AssetKey(["shop", "orders"]), every, start, zone, 60.0, reopen_on_late=False)
+
+
+def utc(*parts):
+    return datetime(*parts, tzinfo=timezone.utc).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("every", "name", "seconds"),
+    [("15min", "orders_by_15min", 900), ("1h", "orders_by_hour", 3600), ("1d", "orders_by_day", 86_400)],
+)
+def test_an_asset_beside_the_live_one(every, name, seconds):
+    """Under its prefix; a day in which summer ends has 25 hours."""
+    windows = of(every)
+    assert windows.key == dg.AssetKey(["shop", name])
+    first, *_ = windows.ended(0.0, utc(2026, 10, 26))
+    assert (first.begin, first.end - first.begin) == (utc(2026, 10, 23, 22), seconds)
+
+
+def test_the_hour_that_comes_twice():
+    """When summer ends, 02:00 is two hours, one after the other."""
+    windows = of("1h")
+    keys = [str(one) for one in windows.ended(utc(2026, 10, 24, 23), utc(2026, 10, 25, 3))]
+    assert keys == ["2026-10-25-01:00", "2026-10-25-02:00", "2026-10-25-02:00+0100", "2026-10-25-03:00"]
+    assert [str(windows.at(utc(2026, 10, 25, hour, 30))) for hour in (0, 1)] == keys[1:3]
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "count"),
+    [
+        pytest.param(utc(2026, 11, 1), utc(2026, 11, 1, 0, 59), 0, id="none is over"),
+        pytest.param(utc(2026, 11, 1), utc(2026, 11, 1, 1), 1, id="just over"),
+        pytest.param(utc(2026, 11, 1, 0, 30), utc(2026, 11, 1, 2), 1, id="begun before that"),
+        pytest.param(utc(2020, 1, 1), utc(2026, 10, 23, 23), 1, id="none before the first"),
+        pytest.param(utc(2026, 11, 1, 1), utc(2026, 11, 1), 0, id="backwards"),
+    ],
+)
+def test_which_are_over(since, until, count):
+    assert len(list(of("1h").ended(since, until))) == count
+
+
+def test_the_newest_that_was_told():
+    """Also of those in the hour that comes twice, whose names are in no order."""
+    windows = of("15min")
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert windows.told_until(instance) == -float("inf")
+        for window in windows.ended(utc(2026, 10, 24, 22), utc(2026, 10, 25, 1, 15)):
+            instance.report_runless_asset_event(dg.AssetMaterialization(windows.key, partition=window.key))
+        assert windows.told_until(instance) == utc(2026, 10, 25, 1, 15)
+
+
+def test_its_parts_are_in_the_definitions():
+    """And none where no windows are told."""
+    told = {"topics": ["orders"], "group_id": "orders-etl", "table": "lake.shop.orders", "name": "orders"}
+    hourly = kl.kafka_asset(**told, complete_every="1h", completeness=kl.Completeness(start="2026-11-01"))(print)
+    assert hourly.windows.key == dg.AssetKey("orders_by_hour")
+    assert hourly.windows.partitions_def == dg.HourlyPartitionsDefinition("2026-11-01-00:00", timezone="UTC")
+    assert hourly.windows.asset_deps[hourly.windows.key] == {hourly.live.key}
+    assert hourly.definitions.resolve_asset_graph().get(hourly.windows.key).is_executable
+    assert kl.kafka_asset(**told)(print).windows is None

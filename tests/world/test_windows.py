@@ -1,0 +1,310 @@
+"""An hour is told when every record of it is in the table: over both lanes, whatever happened meanwhile, once."""
+
+from __future__ import annotations
+
+import time
+from unittest.mock import patch
+
+import dagster as dg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewPartitions
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
+from tests.world.forgetful import Forgetful, kept
+
+HOUR, MINUTE = 3600, 60
+MENDED = "concat('mended ', cast(value AS string))"
+
+
+class Hourly(Forgetful):
+    """Its records are a minute apart, from four hours ago on; the hours are told."""
+
+    def __init__(self, services, produce, rows, spark, **completeness):
+        self.begin = int(time.time() // HOUR - 4) * HOUR
+        start = time.strftime("%Y-%m-%d-%H:%M", time.gmtime(self.begin))
+        told = kl.Completeness(**{"start": start, "allowed_lateness_seconds": 0.0, **completeness})
+        super().__init__(services, produce, rows, spark, complete_every="1h", completeness=told)
+        self.by_hour = dg.AssetKey(f"{self.name}_by_hour")
+
+    def key(self, hour):
+        return time.strftime("%Y-%m-%d-%H:%M", time.gmtime(self.begin + hour * HOUR))
+
+    def produce_at(self, *minutes, partition=0, **config):
+        """A record of each of these minutes."""
+        producer = Producer({"bootstrap.servers": self.servers, **config})
+        if config:
+            producer.init_transactions()
+            producer.begin_transaction()
+        for minute in minutes:
+            at = 1000 * (self.begin + minute * MINUTE)
+            producer.produce(self.topic, str(self.log_end).encode(), partition=partition, timestamp=round(at))
+            self.log_end += partition == 0
+        assert producer.flush(20) == 0
+        return producer
+
+    def grow_to(self, log_end, life=""):
+        self.produce_at(*range(self.log_end, log_end))
+
+    def tick(self, spark=None):
+        """As Dagster's daemon does it: what the sensor tells is stored."""
+        result = super().tick(spark)
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        return result
+
+    def told(self, hours=3):
+        """What a tick told of the first hours."""
+        keys = [self.key(hour) for hour in range(hours)]
+        events = [one for one in self.tick().asset_events if isinstance(one, dg.AssetMaterialization)]
+        return {keys.index(one.partition): one.metadata for one in events if one.partition in keys}
+
+    def waits(self):
+        """Why the next hour is not told, as the topic's asset says it a minute later."""
+        with patch("kafka_liveness_dagster.sensor.sensor._OBSERVE_SECONDS", 0.0):
+            seen = [one for one in self.tick().asset_events if isinstance(one, dg.AssetObservation)]
+        return next(one.metadata["windows"].value for one in seen if "windows" in one.metadata)
+
+    def late(self, hour):
+        """What was observed on an hour, oldest first."""
+        asked = dg.AssetRecordsFilter(asset_key=self.by_hour, asset_partitions=[self.key(hour)])
+        records = self.instance.fetch_observations(asked, limit=10, ascending=True).records
+        return [record.asset_observation.metadata["late_records"].value for record in records]
+
+    def materialize(self, hour):
+        """A run that somebody starts for an hour: the error that ended it, or None."""
+        asset, defs = self.definitions()
+        job = dg.define_asset_job("by_hand", selection=[asset.windows])
+        self.between = None
+        with_job = dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
+        return self._ended_by(
+            lambda job: job.execute_in_process(instance=self.instance, partition_key=self.key(hour)), with_job, job
+        )
+
+
+@pytest.fixture
+def made(services, produce, rows, warm_spark):
+    """Makes a group whose hours are told."""
+    return lambda **completeness: Hourly(services, produce, rows, warm_spark, **completeness)
+
+
+@pytest.fixture
+def world(made):
+    """One whose hours are told as soon as they are complete."""
+    return made()
+
+
+def test_an_hour_that_a_crash_cut_is_told_when_its_crash_lag_is_done(world):
+    """Each once, in order, with its offsets; and until then it is said what is waited for."""
+    world.crash_at_70()
+    assert {hour: told["offsets"].value for hour, told in world.told().items()} == {0: 60}
+    until = f"complete to {world.key(1)[:10]} {world.key(1)[11:]} UTC"
+    assert world.waits() == f"{until}; {world.key(1)} waits for 30 offsets of {world.topic}:0"
+    world.grow_to(150)
+    assert world.live() is None
+    assert world.told() == {}
+    assert world.waits().endswith(f"50 offsets of {world.topic}:0, 50 of them owed")
+    assert world.catch_up((70, 150)) is None
+    told = world.told()
+    assert {hour: one["offsets"].value for hour, one in told.items()} == {1: 60, 2: 30}
+    assert told[1]["ranges"].value.records[0].data["offsets"] == "60-120"
+    assert told[1]["late_records"].value == 0
+    assert world.told() == {}
+
+
+def test_a_cursor_that_is_lost_tells_nothing_twice(world):
+    """Nor does a tick whose events were stored and whose cursor was not."""
+    world.grow_to(130)
+    assert world.live() is None
+    before = world.cursor
+    assert sorted(world.told()) == [0, 1, 2]
+    for lost in (before, None):
+        world.cursor = lost
+        assert world.told() == {}
+
+
+def test_downstream_runs_once_an_hour_over_a_crash_and_is_exact(world):
+    """An hourly aggregate with ``AutomationCondition.eager()``, for whichever hour: it never reads one in parts."""
+    asset, defs = world.definitions()
+
+    @dg.asset(
+        partitions_def=asset.settings.windows.definition,
+        deps=[asset.windows],
+        automation_condition=dg.AutomationCondition.eager().without(dg.AutomationCondition.in_latest_time_window()),
+    )
+    def orders_an_hour() -> None:
+        """Counts them."""
+
+    defs = dg.Definitions.merge(defs, dg.Definitions(assets=[orders_an_hour]))
+    counted, asked = [], None
+
+    def aggregate():
+        nonlocal asked
+        asked = dg.evaluate_automation_conditions(defs, world.instance, cursor=asked and asked.cursor)
+        for key in sorted(asked.get_requested_partitions(orders_an_hour.key)):
+            hour = [world.key(hour) for hour in range(5)].index(key)
+            minutes = [n for n in world.offsets() if n // 60 == hour]
+            counted.append((hour, len(minutes)))
+            world.instance.report_runless_asset_event(dg.AssetMaterialization(orders_an_hour.key, partition=key))
+
+    aggregate()
+    world.crash_at_70()
+    for step in (
+        lambda: None,
+        lambda: (world.grow_to(150), world.live()),
+        lambda: world.catch_up((70, 150)),
+        lambda: (world.grow_to(200), world.live()),
+    ):
+        step()
+        world.tick()
+        aggregate()
+        world.tick()
+        aggregate()
+    assert [one for one in counted if one[0] < 2] == [(0, len(kept(0, 60))), (1, len(kept(60, 120)))]
+    assert len({hour for hour, _ in counted}) == len(counted)
+
+
+def test_hours_from_before_the_group_are_told_of_nobody(world):
+    """It began in the middle of the second hour: of that one it has only a part."""
+    world.grow_to(90)
+    assert world.live(offsets=kl.Offsets(auto_offset_reset="latest")) is None
+    world.grow_to(150)
+    assert world.live() is None
+    assert {hour: told["offsets"].value for hour, told in world.told().items()} == {2: 30}
+
+
+def test_an_open_transaction_may_be_of_the_hour(world):
+    """Nobody knows yet what is in it."""
+    world.grow_to(30)
+    open_one = world.produce_at(40, **{"transactional.id": world.name})
+    assert world.live() is None
+    assert world.told() == {}
+    open_one.commit_transaction(20)
+    world.log_end += 1  # its marker
+    assert world.live() is None
+    assert {hour: told["offsets"].value for hour, told in world.told().items() if hour == 0} == {0: 32}
+
+
+def test_partitions_without_records_hold_nobody_up(world):
+    """Nor do those that are added, until there is something in them."""
+    world.grow_to(70)
+    assert world.live() is None
+    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(timeout=20)
+    assert sorted(world.told()) == [0, 1, 2], "all that is over is known"
+    assert world.late(0) == []
+
+
+def test_a_record_in_an_added_partition_is_waited_for(world):
+    world.grow_to(70)
+    assert world.live() is None
+    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(timeout=20)
+    world.produce_at(5, partition=1)
+    assert world.told() == {}
+    assert world.waits().endswith(f"waits for 1 offsets of {world.topic}:1")
+    assert world.live() is None
+    assert world.told()[0]["offsets"].value == 61
+
+
+def test_records_out_of_order_within_the_lateness_are_in_time(made):
+    """The hour ends at the first record that is later by more than that; the clock has passed it too."""
+    world = made(allowed_lateness_seconds=600.0)
+    world.produce_at(50, 61, 55, 69, 59, 71, 75)
+    assert world.live() is None
+    told = world.told()
+    assert told[0]["offsets"].value == 5
+    assert told[1]["offsets"].value == 6, "from the first record of the second hour on"
+    assert world.late(0) == []
+
+
+@pytest.mark.parametrize("reopens", [True, False])
+def test_records_that_come_later_are_counted_on_their_hour(made, reopens):
+    """And let it be told again, if somebody wants that, when they are in the table."""
+    world = made(reopen_on_late=reopens)
+    world.grow_to(70)
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+    world.produce_at(30, 31, 100)
+    assert world.live() is None
+    assert (world.late(0), world.late(1)) == ([2], [1])
+    assert {hour: told["late_records"].value for hour, told in world.told().items()} == (
+        {0: 2, 1: 1} if reopens else {}
+    )
+    world.produce_at(32)
+    assert world.live() is None
+    assert world.late(0) == [2, 3]
+    assert {hour: told["late_records"].value for hour, told in world.told().items()} == ({0: 3} if reopens else {})
+    assert world.told() == {}
+
+
+def test_what_is_late_and_owed_is_not_told_before_it_is_in_the_table(made):
+    """The run that found it died before it could commit; its successor jumped over it."""
+    world = made(reopen_on_late=True)
+    world.grow_to(70)
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+    world.produce_at(*[30] * 5)
+    with patch(
+        "kafka_liveness_dagster.kafka.consumer.LivenessConsumer.commit", side_effect=kl.CommitRefusedError("no")
+    ):
+        assert world.live() is not None
+    assert world.live() is None
+    assert world.owed() == [(70, 75)]
+    assert world.late(0) == [5]
+    assert world.told() == {}
+    assert world.catch_up((70, 75)) is None
+    assert world.late(0) == [5, 10], "once more, as it was processed once more"
+    assert {hour: told["late_records"].value for hour, told in world.told().items()} == {0: 10}
+
+
+def test_an_hour_by_hand_is_processed_again(world):
+    """Exactly its offsets, by today's code; nothing of it is late, and neither commit log changes."""
+    world.grow_to(150)
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+    before, world.value = (world.committed(), world.second_log(), world.owed()), MENDED
+    assert world.materialize(1) is None
+    mended = [offset for offset, value in world.values().items() if value.startswith("mended ")]
+    assert (mended, world.offsets()) == (kept(60, 120), kept(0, 150))
+    assert (world.committed(), world.second_log(), world.owed()) == before
+    assert world.late(1) == []
+    assert world.told() == {}
+
+
+def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
+    """With the numbers, and before anything is touched."""
+    world.owe_70_to_120()
+    before = world.snapshots()
+    error = world.materialize(1)
+    assert isinstance(error, IncompleteWindowError)
+    assert f"50 offsets are owed ({world.topic}:0:70-120), 0 are not read yet" in str(error)
+    assert world.snapshots() == before
+
+
+def test_an_hour_by_hand_that_has_expired_is_refused(world):
+    """Its rows are there, and stay."""
+    world.grow_to(150)
+    assert world.live() is None
+    world.expire(70)
+    before = world.snapshots()
+    error = world.materialize(1)
+    assert isinstance(error, kl.DataExpiredError)
+    assert f"has deleted the first 70 offsets of {world.topic}:0" in str(error)
+    assert world.snapshots() == before
+
+
+def test_nothing_is_told_while_the_table_cannot_be_asked(world):
+    """It may have lost rows of the hour."""
+    world.grow_to(70)
+    assert world.live() is None
+    nobody = kl.SparkConnectResource(remote="sc://127.0.0.1:1")
+    told = [one for one in world.tick(nobody).asset_events if isinstance(one, dg.AssetMaterialization)]
+    assert told == []
+    assert sorted(world.told()) == [0, 1, 2]
+
+
+def test_rows_that_the_table_has_lost_hold_their_hour_up(world):
+    world.grow_to(70)
+    assert world.live() is None
+    world.drop_table()
+    assert world.told() == {}
