@@ -27,14 +27,14 @@ def test_an_asset_beside_the_live_one(every, name, seconds):
     """Under its prefix; a day in which summer ends has 25 hours."""
     windows = of(every)
     assert windows.key == dg.AssetKey(["shop", name])
-    first, *_ = windows.ended(0.0, utc(2026, 10, 26))
+    [first] = windows.ended(0.0, utc(2026, 10, 26), 1)
     assert (first.begin, first.end - first.begin) == (utc(2026, 10, 23, 22), seconds)
 
 
 def test_the_hour_that_comes_twice():
     """When summer ends, 02:00 is two hours, one after the other."""
     windows = of("1h")
-    keys = [str(one) for one in windows.ended(utc(2026, 10, 24, 23), utc(2026, 10, 25, 3))]
+    keys = [str(one) for one in windows.ended(utc(2026, 10, 24, 23), utc(2026, 10, 25, 3), 9)]
     assert keys == ["2026-10-25-01:00", "2026-10-25-02:00", "2026-10-25-02:00+0100", "2026-10-25-03:00"]
     assert [str(windows.at(utc(2026, 10, 25, hour, 30))) for hour in (0, 1)] == keys[1:3]
 
@@ -46,11 +46,12 @@ def test_the_hour_that_comes_twice():
         pytest.param(utc(2026, 11, 1), utc(2026, 11, 1, 1), 1, id="just over"),
         pytest.param(utc(2026, 11, 1, 0, 30), utc(2026, 11, 1, 2), 1, id="begun before that"),
         pytest.param(utc(2020, 1, 1), utc(2026, 10, 23, 23), 1, id="none before the first"),
+        pytest.param(utc(2026, 11, 1), utc(2026, 11, 9), 3, id="as many as are asked for"),
         pytest.param(utc(2026, 11, 1, 1), utc(2026, 11, 1), 0, id="backwards"),
     ],
 )
 def test_which_are_over(since, until, count):
-    assert len(list(of("1h").ended(since, until))) == count
+    assert len(of("1h").ended(since, until, 3)) == count
 
 
 def test_the_newest_that_was_told():
@@ -58,7 +59,7 @@ def test_the_newest_that_was_told():
     windows = of("15min")
     with dg.DagsterInstance.ephemeral() as instance:
         assert windows.told_until(instance) == -float("inf")
-        for window in windows.ended(utc(2026, 10, 24, 22), utc(2026, 10, 25, 1, 15)):
+        for window in windows.ended(utc(2026, 10, 24, 22), utc(2026, 10, 25, 1, 15), 99):
             instance.report_runless_asset_event(dg.AssetMaterialization(windows.key, partition=window.key))
         assert windows.told_until(instance) == utc(2026, 10, 25, 1, 15)
 

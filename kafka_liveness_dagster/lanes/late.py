@@ -1,11 +1,11 @@
 """Which records of a batch are of a window that was told complete already? They are counted on it, and nothing waits.
 
-Told before the batch is committed, so that no crash hides it; one that is repeated after a crash is counted again.
+Told when the batch is in the table, and before its offsets are committed: no crash hides it. A batch that is written
+again is counted again.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ class LateRecords:
     ) -> None:
         self._context, self._windows, self._group_id, self._again = context, windows, group_id, again
 
-    def tell(self, one: InFlightWrite, since: float = -math.inf) -> float:
+    def tell(self, one: InFlightWrite, since: float = 0.0) -> float:
         """Tell what of a written batch is of windows that were told; of those that end after ``since``.
 
         Returns:
@@ -46,7 +46,7 @@ class LateRecords:
         frame = one.frame
         if frame is None or any(r.overlaps(other) for r in one.batch.ranges for other in self._again):
             return since
-        oldest = frame.oldest_ms()
+        since, oldest = max(since, self._windows.begin), frame.oldest_ms()
         if oldest is not None and oldest >= 1000 * (time.time() - self._windows.allowed_lateness_seconds):
             return since
         until = max(since, self._windows.told_until(self._context.instance))

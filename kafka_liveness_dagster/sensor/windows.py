@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
@@ -17,7 +16,7 @@ from kafka_liveness_dagster.kafka.times import window_bounds
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_ranges, number, window_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.sensor.cursor import GroupCursor
@@ -59,11 +58,11 @@ class WindowWatch:
 
     def told_to(self, instance: dg.DagsterInstance, cursor: GroupCursor) -> float:
         """Up to where they were dealt with; a cursor that was reset asks Dagster."""
-        return cursor.told_to or max(self.windows.told_until(instance), self.windows.definition.start_timestamp)
+        return cursor.told_to or max(self.windows.told_until(instance), self.windows.begin)
 
     def is_due(self, told_to: float, now: float) -> bool:
         """Whether there is a window to judge: then the table has to be asked."""
-        return next(self._due(told_to, now), None) is not None
+        return bool(self._due(told_to, now, 1))
 
     def tell(
         self,
@@ -89,7 +88,7 @@ class WindowWatch:
         """
         complete: dict[Window, JudgedWindow] = {}
         said = ""
-        for window in islice(self._due(told_to, now), _MOST):
+        for window in self._due(told_to, now, _MOST):
             found = self._judged(cluster, look, window, watched_since=cursor.epoch or now)
             if cannot_tell or found.standing is Completeness.WAITING:
                 said = f"{window} waits for {f'the table: {cannot_tell}' if cannot_tell else found.waits_for}"
@@ -100,11 +99,11 @@ class WindowWatch:
         known = instance.get_materialized_partitions(self.windows.key) if complete else set()
         events = [self._event(window, one, now) for window, one in complete.items() if window.key not in known]
         again, late_seen = self._again(instance, look, cursor.late_seen) if not cannot_tell else ([], cursor.late_seen)
-        until = f"complete to {_iso(told_to)}" if told_to > self.windows.definition.start_timestamp else ""
+        until = f"complete to {_iso(told_to)}" if told_to > self.windows.begin else ""
         return ToldWindows([*events, *again], told_to, late_seen, "; ".join(filter(None, (until, said))))
 
-    def _due(self, told_to: float, now: float) -> Iterator[Window]:
-        return self.windows.ended(told_to, now - self.windows.allowed_lateness_seconds)
+    def _due(self, told_to: float, now: float, most: int) -> list[Window]:
+        return self.windows.ended(told_to, now - self.windows.allowed_lateness_seconds, most)
 
     def _judged(self, cluster: Cluster, look: GroupLook, window: Window, watched_since: float) -> JudgedWindow:
         until = window.end + self.windows.allowed_lateness_seconds

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from heapq import nlargest
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import dagster as dg
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Every = Literal["15min", "1h", "1d"]
 _OF_A_DAY = "%Y-%m-%d"
 _OF_A_TIME = "%Y-%m-%d-%H:%M"
 _ENDINGS = {"15min": "_by_15min", "1h": "_by_hour", "1d": "_by_day"}
-_CRON = {"15min": "*/15 * * * *", "1h": "0 * * * *", "1d": "0 0 * * *"}
+_QUARTERS = "*/15 * * * *"
+_MOST_SECONDS = {"15min": 900, "1h": 3_600, "1d": 90_000}
 
 _MOST_OF_ONE_NAME = 8  # quarters of the hour that comes twice when summer ends: keys are not in order there
 
@@ -71,9 +69,12 @@ class Windows:
             return dg.HourlyPartitionsDefinition(start_date=start, timezone=zone)
         if self.every == "1d":
             return dg.DailyPartitionsDefinition(start_date=start, timezone=zone)
-        return dg.TimeWindowPartitionsDefinition(
-            start=start, fmt=_OF_A_TIME, cron_schedule=_CRON[self.every], timezone=zone
-        )
+        return dg.TimeWindowPartitionsDefinition(start=start, fmt=_OF_A_TIME, cron_schedule=_QUARTERS, timezone=zone)
+
+    @property
+    def begin(self) -> float:
+        """Of the first one, in seconds since the epoch."""
+        return self.definition.start_timestamp
 
     def of_key(self, key: str) -> Window:
         """The window of a partition."""
@@ -84,16 +85,15 @@ class Windows:
         """The window in which something happened, in seconds since the epoch; it may lie before the first one."""
         return self.of_key(self.definition.get_partition_key_for_timestamp(moment))
 
-    def ended(self, since: float, until: float) -> Iterator[Window]:
-        """Those that begin at or after ``since`` and have ended by ``until``, the oldest first."""
-        since = max(since, self.definition.start_timestamp)
+    def ended(self, since: float, until: float, most: int) -> list[Window]:
+        """The oldest of those that begin at or after ``since``, where one begins, and have ended by ``until``."""
+        since = max(since, self.begin)
+        until = min(until, since + most * _MOST_SECONDS[self.every])
         if since >= until:
-            return
+            return []
         asked = dg.TimeWindow(*(datetime.fromtimestamp(at, timezone.utc) for at in (since, until)))
-        for key in self.definition.get_partition_keys_in_time_window(asked):
-            window = self.of_key(key)
-            if window.begin >= since and window.end <= until:
-                yield window
+        found = map(self.of_key, self.definition.get_partition_keys_in_time_window(asked))
+        return [one for one in found if one.begin >= since and one.end <= until][:most]
 
     def told_until(self, instance: dg.DagsterInstance) -> float:
         """When the newest window ends that Dagster has as materialized; minus infinity where it has none."""

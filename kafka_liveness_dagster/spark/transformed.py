@@ -6,9 +6,7 @@ that Spark cannot read.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -112,10 +110,10 @@ class Transformed:
             Topic, partition, beginning of a quarter of an hour, and how many of it, for each that has some.
         """
         at = F.expr("unix_millis(`timestamp`)")
-        bounds = [at < round(1000 * until), *([at >= round(1000 * since)] if math.isfinite(since) else [])]
-        of_time = functools.reduce(DataFrame.where, bounds, read(self.session, self.ranges, self.options))
+        of_time = (at >= round(1000 * since)) & (at < round(1000 * until))
         quarter = F.floor(at / (1000 * _QUARTER)).alias("quarter")
-        counted = of_time.groupBy("topic", "partition", quarter).count().collect()
+        records = read(self.session, self.ranges, self.options).where(of_time)
+        counted = records.groupBy("topic", "partition", quarter).count().collect()
         return [(row["topic"], row["partition"], row["quarter"] * float(_QUARTER), row["count"]) for row in counted]
 
     @property

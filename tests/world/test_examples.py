@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import time
 from contextlib import closing, nullcontext
 
 import dagster as dg
 import pytest
+from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.sink import replace
@@ -81,6 +83,30 @@ def test_another_asset_reads_the_snapshot_that_is_named(run, example, table):
         done.asset_materializations_for_node("customers")[0].metadata["customers"].value == 1
     )  # null: no record has a key
     assert done.success
+
+
+def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, services, make_topic):  # noqa: PLR0917
+    """The sensor tells the hour, and what is downstream counts its records."""
+    shown, topic = example("hourly"), make_topic()
+    begin = int(time.time() // 3600 - 2) * 3600
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers})
+    for minute in (1, 2, 61):
+        producer.produce(topic, b"tea", partition=0, timestamp=1000 * (begin + 60 * minute))
+    assert producer.flush(20) == 0
+    start = time.strftime("%Y-%m-%d-%H:%M", time.gmtime(begin))
+    names = {"topics": [topic], "group_id": f"etl-{topic}", "table": table, "completeness": {"start": start}}
+    shown.orders = like(shown.orders, **names)
+    resources = shown.defs.resources
+    with dg.DagsterInstance.ephemeral() as instance:
+        run(shown, instance=instance, **names)
+        sensor = shown.orders.sensor
+        with dg.build_sensor_context(instance=instance, resources=resources, sensor_name=sensor.name) as context:
+            told = [
+                one for one in sensor.evaluate_tick(context).asset_events if one.asset_key == shown.orders.windows.key
+            ]
+        assert told[0].partition == start
+        done = dg.materialize([shown.orders_an_hour], partition_key=start, instance=instance, resources=resources)
+    assert done.asset_materializations_for_node("orders_an_hour")[0].metadata["orders"].value == 2
 
 
 def test_a_transform_asks_for_more(run, example, table, rows):
