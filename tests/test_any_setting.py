@@ -34,7 +34,7 @@ NOWHERE = "127.0.0.1:1"
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
 ASSET = kl.kafka_asset(**FINE, name="orders", table="lake.shop.orders")(lambda batch: batch)
 HOURLY = kl.kafka_asset(
-    **FINE, table="lake.a.b", complete_every="1h", completeness=kl.Completeness(start="2026-11-01")
+    **FINE, name="hourly", table="lake.a.b", complete_every="1h", completeness=kl.Completeness(start="2026-11-01")
 )(lambda batch: batch)
 PAGE = dg.GraphDefinition(name="page").to_job()
 CHARACTERS = st.characters(codec=None, exclude_categories=())  # with halves of characters, NUL and line ends

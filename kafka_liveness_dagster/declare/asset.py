@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from kafka_liveness_dagster.settings.windows import Every
     from kafka_liveness_dagster.spark.sink import Sink
 
 _Decorator = TypeVar("_Decorator", bound="Callable[..., Any]")
@@ -73,7 +72,7 @@ def kafka_asset(
     idle_seconds: float = 10.0,
     materialize_every: float = 60.0,
     include_headers: bool = False,
-    complete_every: Every | None = None,
+    complete_every: Literal["15min", "1h", "1d"] | None = None,
     completeness: Completeness = Completeness(),
     batching: Batching = Batching(),
     crash_lag: CrashLag = CrashLag(),

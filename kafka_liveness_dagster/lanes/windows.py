@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
-from kafka_liveness_dagster.kafka.processed import processed
 from kafka_liveness_dagster.lanes.lanes import catch_up
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata
@@ -63,6 +62,8 @@ def _offsets(asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, wind
         IncompleteWindowError: some are not.
         DataExpiredError: nobody knows them all.
     """
+    from kafka_liveness_dagster.kafka.processed import processed  # noqa: PLC0415 - confluent_kafka stays lazy
+
     until = window.end + windows.allowed_lateness_seconds
     if until > time.time():
         raise IncompleteWindowError(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import dagster as dg
 
 from kafka_liveness_dagster.core.completeness import Completeness, JudgedWindow, all_done, judged
-from kafka_liveness_dagster.kafka.times import window_bounds
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_ranges, number, window_metadata
 
 if TYPE_CHECKING:
@@ -106,6 +105,8 @@ class WindowWatch:
         return self.windows.ended(told_to, now - self.windows.allowed_lateness_seconds, most)
 
     def _judged(self, cluster: Cluster, look: GroupLook, window: Window, watched_since: float) -> JudgedWindow:
+        from kafka_liveness_dagster.kafka.times import window_bounds  # noqa: PLC0415 - confluent_kafka stays lazy
+
         until = window.end + self.windows.allowed_lateness_seconds
         begins, ends = window_bounds(cluster, list(look.partitions), round(1000 * window.begin), round(1000 * until))
         return judged(look.snapshot.partitions, begins, ends, is_of_our_time=window.begin >= watched_since)

@@ -115,9 +115,9 @@ def is_start(text: str) -> bool:
 
 
 def is_timezone(text: str) -> bool:
-    """Dagster decides."""
+    """Dagster decides; without a name it would take its own."""
     try:
         dg.DailyPartitionsDefinition(start_date="2026-11-01", timezone=text).get_first_partition_window()
     except Exception:  # noqa: BLE001 - of zoneinfo there are several
         return False
-    return True
+    return bool(text)
