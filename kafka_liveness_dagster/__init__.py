@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.ledger_text import LedgerError
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+    from kafka_liveness_dagster.core.registered import SchemaUnusableError
     from kafka_liveness_dagster.core.resume import NoCommittedOffsetError
     from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
     from kafka_liveness_dagster.core.witnesses import (
@@ -61,9 +62,11 @@ if TYPE_CHECKING:
         TopicNotFoundError,
     )
     from kafka_liveness_dagster.kafka.records import OvertakenError
+    from kafka_liveness_dagster.kafka.registry import RegistryUnreachableError, SchemaNotFoundError
     from kafka_liveness_dagster.kafka.second_log import NotOwedError
     from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
+    from kafka_liveness_dagster.resources.registry import SchemaRegistryResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
     from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
@@ -141,11 +144,15 @@ __all__ = [
     "PortTakenError",
     "RebalanceCompleted",
     "RebalanceStarted",
+    "RegistryUnreachableError",
     "Replacement",
     "ResourceKeys",
     "RowsMissingError",
     "RowsOutsideBatchError",
     "RunBudgetSpentError",
+    "SchemaNotFoundError",
+    "SchemaRegistryResource",
+    "SchemaUnusableError",
     "ServiceNotStartedError",
     "Sink",
     "SparkCancelledError",
@@ -181,6 +188,7 @@ _HOMES = {
         "core.heartbeat": "FenceReason",
         "core.ledger_text": "LedgerError",
         "core.offsets": "OffsetRange TopicPartition",
+        "core.registered": "SchemaUnusableError",
         "core.resume": "NoCommittedOffsetError",
         "core.timeouts": "RunBudgetSpentError",
         "core.witnesses": "DataExpiredError OtherTableError RowsMissingError TopicRecreatedError",
@@ -195,9 +203,11 @@ _HOMES = {
             "TopicNotFoundError"
         ),
         "kafka.records": "OvertakenError",
+        "kafka.registry": "RegistryUnreachableError SchemaNotFoundError",
         "kafka.second_log": "NotOwedError",
         "lanes.windows": "IncompleteWindowError",
         "resources.kafka": "KafkaLivenessResource",
+        "resources.registry": "SchemaRegistryResource",
         "resources.spark": "SparkConnectResource",
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",

@@ -29,6 +29,7 @@ from kafka_liveness_dagster.settings.declarations import (
     SparkResourceSettings,
 )
 from kafka_liveness_dagster.settings.groups import Group
+from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
 
 NOWHERE = "127.0.0.1:1"
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
@@ -57,6 +58,7 @@ LIKELY = {  # what may fit where a type alone does not say it
     "table": st.sampled_from(["lake.shop.orders", "a-b.c.d.e_1", "lake.orders"]),
     "bootstrap_servers": st.sampled_from(["h:1", "a:1,b:2", "[::1]:9092", "h"]),
     "remote": st.sampled_from(["sc://h", "sc://h:1/;token=a;user_id=b", "sc://h:0"]),
+    "url": st.sampled_from(["http://h:4040", "https://h,http://i/api", "h:8081"]),
     "ui_url": st.sampled_from(["http://h:4040", "https://h/ui", "h:4040"]),
     "extra": st.dictionaries(st.sampled_from(EXTRA), TEXTS | st.integers(0, 9_999_999).map(str), max_size=2),
     "default_status": st.sampled_from(dg.DefaultSensorStatus),
@@ -226,6 +228,16 @@ def test_a_spark_resource(told):
     spark = declare(lambda one: kl.SparkConnectResource(**one), told)
     if spark is not None:
         dg.Definitions(resources={"spark": spark}).get_repository_def()
+
+
+@QUICK
+@given(some(SchemaRegistrySettings))
+def test_a_schema_registry(told):
+    """It loads, and its client is made, or what a variable or a file holds is told."""
+    registry = declare(lambda one: kl.SchemaRegistryResource(**one), {"url": f"http://{NOWHERE}", **told})
+    if registry is not None:
+        declare(lambda one: dg.Definitions(resources={"registry": one}).get_repository_def(), registry)
+        declare(lambda one: one._client(), registry)
 
 
 @QUICK

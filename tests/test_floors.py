@@ -19,8 +19,8 @@ MAX_LINES = 250
 FLOORS = {  # folder: what its modules may import beside the standard library
     "core": {f"{PACKAGE}.core"},
     "kafka": {f"{PACKAGE}.kafka", f"{PACKAGE}.core", f"{PACKAGE}.failpoints", "confluent_kafka"},
-    # grpc: pyspark[connect]'s own transport
-    "spark": {f"{PACKAGE}.spark", f"{PACKAGE}.core", f"{PACKAGE}.failpoints", "pyspark", "grpc"},
+    # grpc, google.protobuf: pyspark[connect]'s own transport
+    "spark": {f"{PACKAGE}.spark", f"{PACKAGE}.core", f"{PACKAGE}.failpoints", "pyspark", "grpc", "google.protobuf"},
 }
 TYPING_ONLY = {"typing_extensions"}  # named for mypy, never imported when the program runs
 

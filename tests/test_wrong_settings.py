@@ -23,6 +23,7 @@ from kafka_liveness_dagster.settings.declarations import (
     SparkResourceSettings,
 )
 from kafka_liveness_dagster.settings.moved import MOVED
+from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
 from kafka_liveness_dagster.spark.table import IcebergTable
 
 INF, NAN = float("inf"), float("nan")
@@ -222,6 +223,13 @@ SPARK = {
                "SC://h:1", "sc://\ud800:1", 7, None],
     "ui_url": ["", "driver:4040", "sc://h:1", "http://\ud800", 7],
 }  # fmt: skip
+REGISTRY = {
+    "url": ["", "registry:8081", "https://", "https://h:0", "https://h:x", "https://[::1", "https://a:hunter2@h", "https://h?a",
+            "https://h,", "https://h, https://i", "https://hü", "https://h\n", "https://\ud800", None, 7],
+    "username": [7, "a\0", "\ud800", " etl"],
+    "password": [7, "hunter2\0", ["hunter2"], " hunter2"],
+    "ssl_ca_location": [7, "a\0"],
+}  # fmt: skip
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
 
 
@@ -265,6 +273,12 @@ def catch_up(**settings):
     return kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1").catch_up(**{**fine, **settings})
 
 
+class Registry(kl.SchemaRegistryResource):
+    """One that is fine but for its settings: the only resource with a field that has to be told."""
+
+    url: str = "http://127.0.0.1:1"
+
+
 MADE = {  # what is declared, and its wrong values
     asset: (KafkaAssetSettings, ASSET),
     sensor: (SensorSettings, SENSOR),
@@ -272,6 +286,7 @@ MADE = {  # what is declared, and its wrong values
     catch_up: (CatchUpSettings, CATCH_UP),
     kl.KafkaLivenessResource: (KafkaResourceSettings, KAFKA),
     kl.SparkConnectResource: (SparkResourceSettings, SPARK),
+    Registry: (SchemaRegistrySettings, REGISTRY),
     **{group: (group, told) for group, told in GROUPS_OF_SETTINGS.values()},
 }
 

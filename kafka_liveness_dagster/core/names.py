@@ -118,6 +118,21 @@ def _are_servers(text: str) -> bool:
     return bool(found) and all(one is not None and _is_port(one["port"]) for one in found)
 
 
+def _is_registry(text: str) -> bool:
+    return bool(text) and all(map(_is_bare_url, text.split(",")))
+
+
+def _is_bare_url(text: str) -> bool:
+    if not (_is_url(text) and text.isascii() and text.isprintable()) or " " in text:
+        return False
+    try:
+        url = urlsplit(text)
+        is_address = bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
+    return is_address and "@" not in url.netloc and not (url.query or url.fragment)
+
+
 def _is_remote(text: str) -> bool:
     if not (text.startswith("sc://") and text.isascii() and text.isprintable()) or " " in text:
         return False
@@ -154,6 +169,11 @@ TABLE = Name(
 )
 SERVERS = Name("host:port,host:port with ports from 1 to 65535, and no web address", _are_servers)
 URL = Name("a web address, http://… or https://…", _is_url)
+REGISTRY = Name(
+    "a web address, http://host:port or https://…, or several with commas between them, without a user or password "
+    "(username, password), blanks or a question mark",
+    _is_registry,
+)
 REMOTE = Name(
     "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",
     _is_remote,

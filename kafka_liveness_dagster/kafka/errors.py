@@ -57,7 +57,7 @@ class KafkaRefusedError(KafkaLivenessError):
 
 
 class AccessRefusedError(KafkaLivenessError):
-    """The broker did not accept the credentials, or this client not the broker's certificate."""
+    """The broker or schema registry did not accept the credentials, or this client not its certificate."""
 
 
 class CommitRefusedError(KafkaLivenessError):

@@ -1,11 +1,11 @@
-"""Which fields say how a Kafka resource proves who it is? librdkafka's names, each fit for ``dg.EnvVar``.
+"""Which fields say how a resource proves who it is? librdkafka's names, each fit for ``dg.EnvVar``.
 
 Never shows a secret: not in ``repr``, not in an error, and not on the resource's page in Dagster's UI.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from pydantic import Field
@@ -16,11 +16,32 @@ from kafka_liveness_dagster.settings.declared import CheckedResource, resolved
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.security import Security
 
-_SECRETS = ("sasl_password", "ssl_key_password")
+
+class ResourceWithSecrets(CheckedResource):
+    """A resource some of whose fields nobody may see."""
+
+    secrets: ClassVar[tuple[str, ...]] = ()
+
+    def get_resource_definition(self) -> Any:
+        """What Dagster makes of this resource when a code location is loaded; its UI would show a secret in plain.
+
+        Raises:
+            InvalidSettingError: a secret is not given as ``dg.EnvVar``.
+        """
+        for name in self.secrets:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, dg.EnvVar):
+                raise InvalidSettingError(
+                    f"{name} is given as its value, which Dagster's UI would show: put it into an environment variable "
+                    f'and write {name}=dg.EnvVar("ITS_NAME")'
+                )
+        return super().get_resource_definition()
 
 
-class SecuredKafkaResource(CheckedResource):
+class SecuredKafkaResource(ResourceWithSecrets):
     """The security settings of a Kafka cluster, for librdkafka and for Spark's Kafka source alike."""
+
+    secrets: ClassVar[tuple[str, ...]] = ("sasl_password", "ssl_key_password")
 
     # str and not Literal: dg.EnvVar fits no Literal
     security_protocol: str = Field(default="PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.")
@@ -40,21 +61,6 @@ class SecuredKafkaResource(CheckedResource):
     ssl_endpoint_identification_algorithm: str = Field(
         default="https", description="`none` accepts a certificate made for another host name."
     )
-
-    def get_resource_definition(self) -> Any:
-        """What Dagster makes of this resource when a code location is loaded; its UI would show a secret in plain.
-
-        Raises:
-            InvalidSettingError: a secret is not given as ``dg.EnvVar``.
-        """
-        for name in _SECRETS:
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, dg.EnvVar):
-                raise InvalidSettingError(
-                    f"{name} is given as its value, which Dagster's UI would show: put it into an environment variable "
-                    f'and write {name}=dg.EnvVar("ITS_NAME")'
-                )
-        return super().get_resource_definition()
 
     def security(self) -> Security:
         """The settings, checked; files are looked at.

@@ -64,6 +64,7 @@ class Transformed:
 
         Raises:
             TransformError: it raised, or gave something else than rows of this session.
+            UnreadableRecordError: it looked at records of which Spark cannot read one.
             SparkFailedError: the server cannot read from Kafka.
         """
         batch = read(self.session, self.ranges, self.options)
@@ -82,6 +83,8 @@ class Transformed:
                 if is_the_servers(error):
                     raise
                 self._check_source(batch)
+                if unreadable := self.unreadable(error):  # met by a look that the transform took itself
+                    raise unreadable from error
             remedy = (
                 "the column is batch['offset']: batch.offset is a method of DataFrame"
                 if _is_method(error, self.transform)

@@ -2,7 +2,7 @@
 
 Each is taken as it stands but for its names: topic, group and table are the test's own. Others are tried elsewhere:
 ``orders`` in tests/first_hour, those of docs/readers.md in test_readers, ``login`` in test_security, ``delta`` and
-``parquet`` in test_sinks.
+``parquet`` in test_sinks, ``decoded`` in test_decoded.
 """
 
 from __future__ import annotations

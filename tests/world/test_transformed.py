@@ -171,6 +171,9 @@ def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestam
     assert isinstance(told.value.__cause__, PySparkException)
     with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
         replace(lambda r: written.append(r.rows.count()), ranges, transformed(*ranges))
+    looks = Transformed(lambda batch: batch.limit(batch.count()), warm_spark, ranges, options)
+    with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
+        looks()
     assert (warm_spark.catalog.tableExists(table), written) == (False, [])
     ranges = OffsetRange(topic, 0, 0, 5), OffsetRange(topic, 1, 0, 6), OffsetRange(topic, 1, 7, 9)
     assert write(warm_spark, table, ranges, transformed(*ranges)).rows == 13

@@ -1,0 +1,77 @@
+"""Where is the schema registry, and how does one log in? Imports no client.
+
+>>> RegistrySettings("https://registry.example:8081", "etl", "secret")
+RegistrySettings(url='https://registry.example:8081', username='etl', ssl_ca_location=None)
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import REGISTRY, VALUE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+WAITS = {"timeout": 5, "max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 1_000}
+"""For each of connecting, sending and reading; the client's own default is to wait for ever."""
+
+
+@dataclass(frozen=True)
+class RegistrySettings:
+    """Where a schema registry is, and how to log in.
+
+    Raises:
+        InvalidSettingError: settings that contradict each other, or a file without a certificate.
+    """
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ssl_ca_location: str | None = None
+
+    def __post_init__(self) -> None:
+        if wrong := [*_not_of_a_kind(self), *contradictions(vars(self))]:
+            raise InvalidSettingError("\n".join(f"{one} (SchemaRegistryResource)" for one in wrong))
+        if self.ssl_ca_location:
+            _check_authority(self.ssl_ca_location)
+
+    def client(self) -> dict[str, Any]:
+        """What Confluent's client is told."""
+        told: dict[str, Any] = {"url": self.url, **WAITS}
+        if self.username:
+            told["basic.auth.user.info"] = f"{self.username}:{self.password}"
+        if self.ssl_ca_location:
+            told["ssl.ca.location"] = self.ssl_ca_location
+        return told
+
+
+def contradictions(given: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with these settings together, in words without a secret."""
+    if bool(given["username"]) != bool(given["password"]):
+        yield "username and password belong together: set both, or neither"
+    if given["ssl_ca_location"] and "https://" not in given["url"]:
+        yield "ssl_ca_location would not be used: url begins with http://, not https://"
+    if ":" in (given["username"] or ""):
+        yield "username has a ':', at which the password would begin (RFC 7617)"
+
+
+def _not_of_a_kind(settings: RegistrySettings) -> Iterator[str]:
+    if not REGISTRY.fits(settings.url):
+        yield f"url is refused: wanted {REGISTRY.wanted}"
+    for name in ("username", "password", "ssl_ca_location"):
+        if not VALUE.fits(getattr(settings, name) or ""):
+            yield f"{name} is refused: wanted {VALUE.wanted}"
+
+
+def _check_authority(file: str) -> None:
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as error:  # an ssl.SSLError is one
+        why = "holds no PEM certificate" if isinstance(error, ssl.SSLError) else f"cannot be read ({error.strerror})"
+        raise InvalidSettingError(
+            f"ssl_ca_location={file} {why}: it has to be a PEM file on the machines where runs work"
+        ) from None

@@ -1,0 +1,29 @@
+"""What was declared of a schema registry, and could a transform reach it? Asks it nothing."""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations.
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field
+
+from kafka_liveness_dagster.kafka.registry_settings import contradictions
+from kafka_liveness_dagster.settings import kinds
+from kafka_liveness_dagster.settings.declared import Declared
+from kafka_liveness_dagster.settings.kinds import VARIABLES
+
+
+class SchemaRegistrySettings(Declared):
+    """The fields of :class:`SchemaRegistryResource`."""
+
+    of: ClassVar[str] = "SchemaRegistryResource"
+
+    url: kinds.Registry = Field(repr=False)  # what is refused may hold a password
+    username: kinds.Text | None
+    password: kinds.Text | None = Field(repr=False)
+    ssl_ca_location: kinds.Text | None
+
+    def contradictions(self) -> Iterator[str]:
+        """What the fields say against each other; what a variable holds is known in a run."""
+        known = {"url": "https://", "username": "set", "password": "set", "ssl_ca_location": "set"}
+        yield from contradictions({name: known.get(name) if isinstance(one, VARIABLES) else one for name, one in self})

@@ -1,0 +1,123 @@
+"""What does a record in Protobuf's wire format hold? Asked in Spark's Python, where this package need not be.
+
+All of this module is sent there as it stands: it imports what it uses where it uses it, Python's own and ``protobuf``,
+which pyspark's client brings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    How = tuple[str, Any]
+    """How a value is made of Protobuf's: a kind, and what else it takes."""
+
+_FRAME = 5  # bytes: zero, and the schema's id
+_LAST = 128  # below it a byte is a number's last
+
+
+class MessageReader:
+    """A function from a record to a row.
+
+    Attributes:
+        files: the reader's descriptors.
+        wanted: the full name of its message.
+        names: of the messages of each schema, by its id and their indexes.
+        how: the row is made.
+    """
+
+    def __init__(self, files: bytes, wanted: str, names: Mapping[int, Mapping[tuple[int, ...], str]], how: How) -> None:
+        self.files, self.wanted, self.names, self.how = files, wanted, names, how
+        self._class: Any = None
+
+    def __call__(self, data: Any) -> Any:
+        """The row; None for null, and for what is not in the wire format or of another schema.
+
+        Raises:
+            ValueError: it holds another message, or none.
+        """
+        if data is None or len(data) <= _FRAME or data[0] != 0:
+            return None
+        schema = int.from_bytes(data[1:_FRAME], "big")
+        if schema not in self.names:
+            return None
+        try:
+            path, at = indexes(data, _FRAME)
+            name = self.names[schema].get(path)
+            found = self._message().FromString(bytes(data[at:])) if name == self.wanted else None
+        except Exception as error:  # noqa: BLE001 - of the Protobuf that is there
+            raise ValueError(f"a record of schema {schema} is no {self.wanted}: {error}") from None
+        if found is None:
+            raise ValueError(
+                f"a record of schema {schema} holds the message {name}, and not {self.wanted}: "
+                "decode(…, message=…) names the message, and where(…) leaves others out"
+            )
+        return value_of(found, *self.how)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_class": None}  # made anew over there
+
+    def _message(self) -> Any:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415 - those of there
+
+        if self._class is None:
+            pool = descriptor_pool.DescriptorPool()
+            for file in descriptor_pb2.FileDescriptorSet.FromString(self.files).file:
+                pool.Add(file)
+            self._class = message_factory.GetMessageClass(pool.FindMessageTypeByName(self.wanted))
+        return self._class
+
+
+def indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    """By which indexes the message is named, and where it begins.
+
+    >>> indexes(bytes([0, 8, 1]), 0), indexes(bytes([4, 2, 0, 8, 1]), 0)
+    (((0,), 1), ((1, 0), 3))
+    """
+    count, at = _number(data, at)
+    path = []
+    for _ in range(count):
+        index, at = _number(data, at)
+        path.append(index)
+    return tuple(path) or (0,), at  # the first message alone is one byte
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number with its sign in the last bit, in bytes of which all but the last are above 127."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        found, shift, at = found | (byte % _LAST) << shift, shift + 7, at + 1
+        if byte < _LAST:
+            return (found >> 1) ^ -(found & 1), at
+
+
+def value_of(value: Any, kind: str, told: Any) -> Any:
+    """What Spark takes for a value of Protobuf's."""
+    if kind == "struct":
+        return tuple(_cell(value, *field) for field in told)
+    if kind == "timestamp":
+        from datetime import datetime, timedelta, timezone  # noqa: PLC0415
+
+        since = timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+        return datetime(1970, 1, 1, tzinfo=timezone.utc) + since
+    if kind == "json":
+        from google.protobuf import json_format  # noqa: PLC0415
+
+        return json_format.MessageToJson(value, indent=None, preserving_proto_field_name=True)
+    if kind == "decimal":
+        from decimal import Decimal  # noqa: PLC0415
+
+        return Decimal(value)
+    return told.get(value, str(value)) if kind == "enum" else value
+
+
+def _cell(message: Any, name: str, shape: str, how: Any) -> Any:
+    value = getattr(message, name)
+    if shape == "map":
+        return {value_of(key, *how[0]): value_of(value[key], *how[1]) for key in value}
+    if shape == "list":
+        return [value_of(item, *how) for item in value]
+    return None if shape == "optional" and not message.HasField(name) else value_of(value, *how)
