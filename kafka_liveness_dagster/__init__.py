@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.bad_records import BadRecordError
     from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
     from kafka_liveness_dagster.core.commit_log import ForeignCommitError
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessRefusedError",
     "AssetArguments",
+    "BadRecordError",
     "Batch",
     "Batching",
     "BrokerUnreachableError",
@@ -177,6 +179,7 @@ __all__ = [
 _HOMES = {
     name: home
     for home, names in {
+        "core.bad_records": "BadRecordError",
         "core.batch_sizer": "PoisonedOffsetError",
         "core.commit_log": "ForeignCommitError",
         "core.errors": "InvalidSettingError KafkaLivenessError",

@@ -57,6 +57,8 @@ class Tally:
     slowest_share: float = 0.0
     """Of its own budget, by the batch that came nearest to it; 1 is all of it."""
     ranges: list[OffsetRange] = field(default_factory=list)
+    left_out: int = 0
+    """Offsets that were passed since they cannot be processed."""
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """Count a committed batch."""
@@ -66,7 +68,8 @@ class Tally:
         self.slowest_seconds = max(self.slowest_seconds, seconds)
         if batch.deadline_seconds > 0:
             self.slowest_share = max(self.slowest_share, seconds / batch.deadline_seconds)
-        self.ranges = merged((*self.ranges, *batch.ranges))
+        self.ranges = merged((*self.ranges, *batch.done))
+        self.left_out += len(batch.left_out)
 
     @property
     def offsets(self) -> int:
@@ -83,6 +86,7 @@ class Tally:
             "slowest_batch_seconds": dg.MetadataValue.float(round(self.slowest_seconds, 3)),
             "slowest_batch_percent_of_budget": dg.MetadataValue.float(round(100 * self.slowest_share, 1)),
             **self._rates(),
+            **({"dead_letters": dg.MetadataValue.int(self.left_out)} if self.left_out else {}),
             "processed": range_table(self.ranges),
         }
 

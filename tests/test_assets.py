@@ -63,6 +63,10 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ({"max_poll_records": "many"}, "is 'many': wanted a whole number .*, or 'auto'"),
         ({"max_batch_seconds": -1}, "max_batch_seconds of asset orders is -1: wanted a number of seconds above 0"),
         ({"table": None, "sink": print, "batching": kl.Batching(in_flight=2)}, "called with one batch at a time"),
+        (
+            {"table": None, "sink": print, "batching": kl.Batching(on_bad_record="dead_letter")},
+            "no table beside which dead letters could be kept: leave on_bad_record='dead_letter' of batching out",
+        ),
     ],
 )
 def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, says):

@@ -162,6 +162,7 @@ def test_every_setting_arrives(project, monkeypatch):
         "batching": {
             "allocation": "greedy", "in_flight": 1, "on_poison": "quarantine",
             "commit_every": 60.0, "max_batch_bytes": 134_217_728,
+            "on_bad_record": "dead_letter", "max_dead_letters": 5,
         },
         "crash_lag": {"min_offsets": 70, "max_ranges": 3, "auto_catch_up": True, "max_age_seconds": 3600.0},
         "offsets": {"on_data_loss": "skip", "on_missing_rows": "owe", "auto_offset_reset": "latest"},

@@ -44,6 +44,8 @@ BATCHING = {
     "allocation": WORDS,
     "in_flight": [True, 0, 3, 1.0, "2"],
     "on_poison": WORDS,
+    "on_bad_record": WORDS,
+    "max_dead_letters": [0, 1.5, *AMOUNTS],
     "commit_every": NUMBERS,
     "max_batch_bytes": [0, 1.5, 2**63, *AMOUNTS],
 }
@@ -407,7 +409,7 @@ def test_windows_of_time_need_a_beginning_and_a_table():
         sensor(windows=windows)
 
 
-NEVER_BESIDE_THE_OTHERS = {"commit_every", "max_batch_bytes"}
+NEVER_BESIDE_THE_OTHERS = {"commit_every", "max_batch_bytes", "on_bad_record", "max_dead_letters"}
 FLAT = {  # as it was once written, with what is to be written now
     "batching": ("greedy", "batching=kl.Batching(allocation='greedy')"),
     "batches_in_flight": (2, "batching=kl.Batching(in_flight=2)"),

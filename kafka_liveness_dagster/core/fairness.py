@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,6 +65,7 @@ class Batch:
         epoch: which membership planned it; a batch of a former one is refused at commit.
         last: the partition after which the next shares are dealt.
         arrivals: by which ownership each partition was planned; a later one leaves its part to a replay.
+        left_out: single offsets of it that cannot be processed: its commit passes them, and they are owed.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -72,6 +73,7 @@ class Batch:
     epoch: int = 0
     last: TopicPartition | None = None
     arrivals: Mapping[TopicPartition, int] = field(default_factory=dict, repr=False, compare=False)
+    left_out: tuple[OffsetRange, ...] = ()
 
     @property
     def max_records(self) -> int:
@@ -82,6 +84,24 @@ class Batch:
     def spans(self) -> dict[TopicPartition, Span]:
         """The span of each partition, for a batch of the live lane: it has one range of each."""
         return {r.topic_partition: r.span for r in self.ranges}
+
+    @property
+    def done(self) -> tuple[OffsetRange, ...]:
+        """What of it is processed.
+
+        >>> Batch((OffsetRange("t", 0, 7, 9),), 60.0, left_out=(OffsetRange("t", 0, 8, 9),)).done
+        (OffsetRange(topic='t', partition=0, start=7, end=8),)
+        """
+        if not self.left_out:
+            return self.ranges
+        return tuple(OffsetRange(*r.topic_partition, *rest) for r in self.ranges for rest in self._rest_of(r))
+
+    def owing(self, tp: TopicPartition) -> tuple[Span, ...]:
+        """What of a partition is owed when it is committed."""
+        return union(r.span for r in self.left_out if r.topic_partition == tp)
+
+    def _rest_of(self, part: OffsetRange) -> tuple[Span, ...]:
+        return difference((part.span,), self.owing(part.topic_partition))
 
     def __str__(self) -> str:
         return listed(self.ranges, most=1)

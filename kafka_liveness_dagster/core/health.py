@@ -24,6 +24,7 @@ from kafka_liveness_dagster.core.processes import Word
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from kafka_liveness_dagster.core.bad_records import OwedLetters
     from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot
 
 _GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is terminated"
@@ -207,6 +208,30 @@ def exact(seen: GroupSnapshot, remembered: Sequence[str], cannot_tell: str) -> V
         sentence = f"{listed(forgotten)}: not in the table, and a stranger's commit made the group forget it"
         return Verdict(Gravity.ERROR, f"{sentence}. It is owed again: materialize its partition", numbers)
     return Verdict(Gravity.FINE, f"every committed offset is in the table or accounted for; {owed:,} are owed", numbers)
+
+
+def dead_letters(owed: OwedLetters, cannot_tell: str) -> Verdict:
+    """Whether records wait that no transform could process yet, and nobody has forgiven.
+
+    Args:
+        owed: those whose offsets the group owes.
+        cannot_tell: why their table could not be asked; empty when it was.
+
+    >>> from kafka_liveness_dagster.core.bad_records import OwedLetters
+    >>> print(dead_letters(OwedLetters(7, (OffsetRange("orders", 3, 75, 76),), "ValueError: 'x'"), "").sentence)
+    7 dead letters are owed: orders:3:75-76 and 6 more; the first failed with ValueError: 'x'. Mend the transform and...
+    """
+    if cannot_tell:
+        return Verdict(Gravity.WARNING, f"cannot tell: {cannot_tell}")
+    numbers = {"dead_letters": owed.number}
+    if not owed.number:
+        return Verdict(Gravity.FINE, "no dead letter is owed", numbers)
+    more = owed.number - len(owed.first)
+    named = ", ".join(map(str, owed.first)) + (f" and {more:,} more" if more else "")
+    are = "dead letters are" if owed.number > 1 else "dead letter is"
+    remedy = "Mend the transform and materialize their partitions, or `kafka-liveness forgive` them"
+    sentence = f"{owed.number:,} {are} owed: {named}; the first failed with {owed.why}. {remedy}"
+    return Verdict(Gravity.WARNING, sentence, numbers)
 
 
 def _lag(partitions: Iterable[PartitionSnapshot]) -> int:

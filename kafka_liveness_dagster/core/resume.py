@@ -94,6 +94,14 @@ class Owned:
     again: Span | None = None
     origin: Origin | None = None
 
+    def owing(self, spans: tuple[Span, ...]) -> Owned:
+        """The same when these are owed too."""
+        return replace(self, owed=union((*self.owed, *spans))) if spans else self
+
+    def has_room(self, spans: tuple[Span, ...]) -> bool:
+        """Whether its commit can say that these are owed too."""
+        return fits(self.owing(spans).owed, self.origin, self.again)
+
 
 def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, poison: tuple[Span, ...] = ()) -> Resumed:
     """What an assignment of ``tp`` means (KIP-333, Design). The caller commits the answer before any record.

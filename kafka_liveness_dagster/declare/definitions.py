@@ -190,6 +190,7 @@ class KafkaAsset:
             max_live_runs=self.settings.watch.max_live_runs,
             ghost_after_seconds=self.settings.watch.ghost_after_seconds,
             table=self.settings.table,
+            has_dead_letters=self.settings.batching.on_bad_record == "dead_letter",
         )
 
     @property

@@ -51,6 +51,7 @@ class CatchUpConsumer:
 
     Attributes:
         quarantined: offsets that were left out, each too slow for a batch of its own.
+        bad: offsets that were left out, each of which fails alone.
         lost: what expired before it was caught up, with ``on_data_loss="skip"``.
     """
 
@@ -69,6 +70,7 @@ class CatchUpConsumer:
     ) -> None:
         self.budget, self.group_id = budget, group_id
         self.quarantined: list[OffsetRange] = []
+        self.bad: list[OffsetRange] = []
         self.lost: list[OffsetRange] = []
         self._asked, self._again = by_partition(ranges), Again(again)
         self._max_records, self._on_data_loss, self._log = max_poll_records, on_data_loss, link.log
@@ -89,6 +91,7 @@ class CatchUpConsumer:
     on_fence = delegated("_fence", Fence.on_fence)
     heartbeat = delegated("_fence", Fence.heartbeat)
     records = delegated("_records", Records.records)
+    check_room = delegated("_second", SecondLog.check_room)
 
     def __enter__(self) -> Self:
         try:
@@ -130,7 +133,7 @@ class CatchUpConsumer:
             if ahead:
                 return None
             self._check_paused([tp for tp in left if facts[tp].is_paused and left[tp]])
-            self._proof.check(self.quarantined)
+            self._proof.check((*self.quarantined, *self.bad))
             return None
         self._plan(ranges)
         return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._fence.epoch, self._rotation.planned)
@@ -163,9 +166,10 @@ class CatchUpConsumer:
         """
         self.check_open(batch)
         self._proof.check_identity(batch.ranges)
-        self._second.record(batch.ranges, self._watchdog.check)
-        self._proof.wrote(batch.ranges)
-        self._again.wrote(batch.ranges)
+        self._second.record(batch.done, self._watchdog.check)
+        self._proof.wrote(batch.done)
+        self._again.wrote(batch.done)
+        self.bad += batch.left_out
         self._rotation.committed = batch.last
         return ()
 
@@ -173,6 +177,10 @@ class CatchUpConsumer:
         """What of the asked ranges is still to be done, by both commit logs and the table, or once more; sorted."""
         left, _ = self._outstanding(self._proof.known())
         return [OffsetRange(*tp, *span) for tp, spans in left.items() for span in spans]
+
+    def done_ranges(self) -> list[OffsetRange]:
+        """What of the asked ranges is processed by now, by whomever: neither owed, nor forgiven, nor lost."""
+        return self._proof.done((*self.quarantined, *self.bad))
 
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
@@ -223,7 +231,7 @@ class CatchUpConsumer:
         self._fence.cut_off(FenceReason.POLL_TIMEOUT)
         self._planned.clear()
         self._rotation.deal_again()
-        self._plan(self.quarantined)
+        self._plan((*self.quarantined, *self.bad))
         self._watchdog.rearm()
 
     def _plan(self, ranges: Iterable[OffsetRange]) -> None:

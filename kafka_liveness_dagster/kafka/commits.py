@@ -11,6 +11,7 @@ from kafka_liveness_dagster.core.commit_log import owed_before
 from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.second_log import no_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,7 +68,7 @@ class Commits:
         if not isinstance(done, Batch):
             return self._commit_offsets(done)
         self._fence.check_epoch(done)
-        handed_over = self._commit_live(done.spans, done.arrivals)
+        handed_over = self._commit_live(done.spans, done.arrivals, done.owing)
         self._rotation.committed = done.last
         if not self._told_work:
             self._told_work = True
@@ -86,6 +87,17 @@ class Commits:
         except FencedError as fenced:  # what was planned after it comes again too
             self._fence.cut_off(fenced.reason)
             raise
+
+    def check_room(self, batch: Batch) -> None:
+        """Ask whether the commit of this batch can say what it leaves out, before that is passed.
+
+        Raises:
+            BadRecordError: it cannot.
+            FencedError: this process may not commit any more.
+        """
+        self._fence.check_open(batch)
+        if not all(owned.has_room(batch.owing(tp)) for tp, owned in dict(self._memberships.owned).items()):
+            raise no_room(batch.left_out)
 
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         facts = self._cluster.facts(self._group_id, list(offsets))
@@ -110,7 +122,10 @@ class Commits:
         return owned
 
     def _commit_live(
-        self, spans: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]
+        self,
+        spans: Mapping[TopicPartition, Span],
+        arrivals: Mapping[TopicPartition, int],
+        left_out: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
     ) -> tuple[TopicPartition, ...]:
         # the work is done: waiting for the group is no stall
-        return self._memberships.with_group(lambda lane: lane.commit(spans, arrivals, self._fence.heartbeat))
+        return self._memberships.with_group(lambda lane: lane.commit(spans, arrivals, self._fence.heartbeat, left_out))

@@ -81,6 +81,7 @@ class LivenessConsumer:
     # A batch: its records, and its commit
     records = delegated("_records", Records.records)
     confirm = delegated("_commits", Commits.confirm)
+    check_room = delegated("_commits", Commits.check_room)
     commit = delegated("_commits", Commits.commit)
 
     # KIP-333's view of both lanes and both logs

@@ -124,6 +124,7 @@ class LiveLane:
         spans: Mapping[TopicPartition, Span],
         arrivals: Mapping[TopicPartition, int],
         waiting: Callable[[], None],
+        left_out: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
     ) -> tuple[TopicPartition, ...]:
         """Commit done spans; gives those that were handed over meanwhile, which are their new owner's to do again.
 
@@ -134,7 +135,8 @@ class LiveLane:
         outcome = f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
         with suppress(BrokerUnreachableError):  # the commit itself waits for a broker that is away
             self._check_identity(spans, outcome)
-        handed_over = self.member.commit(spans, arrivals, waiting)
+        handed_over = self.member.commit(spans, arrivals, waiting, left_out)
+        self._found.debts.update({tp: self.member.owned[tp].owed for tp in spans if tp in self.member.owned})
         if handed_over:
             message = "handed over before the commit, replayed by the new owner: %s"
             self._log.info(message, ", ".join(map(str, handed_over)))

@@ -143,6 +143,7 @@ class Member:
         done: Mapping[TopicPartition, Span],
         arrivals: Mapping[TopicPartition, int],
         waiting: Callable[[], None] = lambda: None,
+        left_out: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
     ) -> tuple[TopicPartition, ...]:
         """Commit done spans of owned partitions; returns those that were not ours any more.
 
@@ -153,6 +154,7 @@ class Member:
             done: what to commit of each partition.
             arrivals: by which ownership each of them was planned.
             waiting: called before each repetition; may raise.
+            left_out: what of a partition is owed from this commit on.
 
         Raises:
             CommitRefusedError: out of order, or the broker refused.
@@ -164,7 +166,8 @@ class Member:
                 _check_order(tp, owned.committed, done[tp])
             give_up_at = time.monotonic() + self._patience_seconds
             while mine := self._ownership.still(was_owned):
-                error = self._first_log.commit({tp: (done[tp].end, owned) for tp, owned in mine.items()}, give_up_at)
+                owing = {tp: owned.owing(left_out(tp)) for tp, owned in mine.items()}
+                error = self._first_log.commit({tp: (done[tp].end, one) for tp, one in owing.items()}, give_up_at)
                 if error is None:
                     break
                 if not is_held_up(error) or time.monotonic() > give_up_at:
@@ -173,7 +176,7 @@ class Member:
                 waiting()
                 self.serve()
             for tp, owned in mine.items():
-                owned.committed = done[tp].end
+                owned.committed, owned.owed = done[tp].end, owing[tp].owed
             return tuple(tp for tp in done if tp not in mine)
 
     def still_owns(self, arrivals: Mapping[TopicPartition, int]) -> bool:

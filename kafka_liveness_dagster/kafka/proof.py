@@ -86,6 +86,15 @@ class Proof:
         if self._witness is not None:
             self._witness.learn({tp: Account(reported=gone) for tp, gone in spans.items()})
 
+    def done(self, left_out: Iterable[OffsetRange]) -> list[OffsetRange]:
+        """What was asked for and is processed by now, by whomever: not owed, forgiven, lost or left out."""
+        facts, without = self.known(), by_partition(left_out)
+        return [
+            OffsetRange(*tp, *span)
+            for tp, spans in self._asked.items()
+            for span in difference(spans, (*facts[tp].left_of(spans), *facts[tp].reported, *without.get(tp, ())))
+        ]
+
     def check(self, left_out: Iterable[OffsetRange]) -> None:
         """Ask once more, after all was written: nothing is green that is not proven.
 

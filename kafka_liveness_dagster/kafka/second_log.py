@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer
 
+from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Origin
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
@@ -22,6 +23,7 @@ from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.witnesses import PartitionFacts
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
@@ -60,6 +62,19 @@ class SecondLog:
             logs = {tp: facts[tp].second.record(facts[tp].owed, spans) for tp, spans in missing.items()}
             self._write({tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()})
         raise self._lost_writes("done")
+
+    def check_room(self, batch: Batch) -> None:
+        """Whether the log can say what of a batch is done, and what not.
+
+        Raises:
+            BadRecordError: it cannot; nothing was written.
+        """
+        done = by_partition(batch.done)
+        for tp, facts in self._cluster.facts(self._group_id, list(done)).items():
+            log = facts.second.record(facts.owed, done[tp])
+            log = replace(log, origin=log.origin or facts.origin)
+            if DoneLog.decode(log.watermark, log.encode()).done != log.done:
+                raise no_room(batch.left_out)
 
     def put(self, logs: Mapping[TopicPartition, tuple[DoneLog, DoneLog]]) -> None:
         """Write what these logs must say from now on, where it is not what they say: ``{tp: (before, after)}``.
@@ -165,6 +180,15 @@ def _with_reported(facts: PartitionFacts, reported: tuple[Span, ...]) -> DoneLog
 
 def _text(log: DoneLog) -> tuple[int, str]:
     return log.watermark, log.encode()
+
+
+def no_room(left_out: Iterable[OffsetRange]) -> BadRecordError:
+    """The error for offsets that no commit can say are owed."""
+    outcome = (
+        "They were to be passed, but the group owes too many ranges to owe them too, and nothing of their batch was "
+        "passed, written or committed: mend the transform, or materialize or forgive crash lag partitions first"
+    )
+    return BadRecordError(left_out, "", outcome)
 
 
 def by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:

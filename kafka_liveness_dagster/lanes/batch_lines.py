@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS
+from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.metadata import Tally, counted, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import dagster as dg
     from typing_extensions import Self
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.lanes.lane import Lane
     from kafka_liveness_dagster.spark.iceberg import Written
 
 EVERY_SECONDS = TELL_EVERY_SECONDS
@@ -70,3 +72,22 @@ class BatchLines:
         elif since.batches:
             told = "committed %s up to %s: %s in %.2f s"
             self.log.info(told, number(since.batches, "batch"), self._last, counted(since.rows), since.seconds)
+
+
+def listeners(
+    batch: Batch, lane: Lane, log: dg.DagsterLogManager, liveness: Literal["poll", "progress"]
+) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
+    """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
+    progress = ProgressLog(str(batch), time.monotonic(), TELL_EVERY_SECONDS)
+
+    def progressed(_completed: int, _total: int) -> None:
+        with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
+            lane.heartbeat()
+
+    def reported(completed: int, total: int) -> None:
+        line = progress.report(completed, total, time.monotonic())
+        if line is not None:  # a line now and then, after the heartbeat
+            with suppress(Exception):
+                log.info("%s", line)
+
+    return progressed if liveness == "progress" else None, reported

@@ -21,6 +21,7 @@ class Lane(Protocol):
     """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
 
     def commit(self, batch: Batch) -> tuple[TopicPartition, ...]: ...  # noqa: D102 - the two classes document it
+    def check_room(self, batch: Batch) -> None: ...  # noqa: D102
     def confirm(self, batch: Batch) -> None: ...  # noqa: D102
     def check(self) -> None: ...  # noqa: D102
     def check_open(self, batch: Batch) -> None: ...  # noqa: D102
@@ -29,6 +30,13 @@ class Lane(Protocol):
     def is_open(self, batch: Batch) -> bool: ...  # noqa: D102
     def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
     def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
+
+
+class LeftOut(Protocol):
+    """Who is told of offsets that were passed and are owed."""
+
+    def __call__(self, offsets: OffsetRange, why: str, cause: str, /) -> None:
+        """Neighbours of one partition; ``why`` in a sentence or two, the ``cause`` in a few words."""
 
 
 class Counts(Protocol):

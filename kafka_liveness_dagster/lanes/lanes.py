@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.partition_keys import is_replay, key_of, range_of
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
+from kafka_liveness_dagster.lanes.dead_letters import remove_processed
 from kafka_liveness_dagster.lanes.materialized import Materializations
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.tables import table_now
@@ -24,12 +26,12 @@ from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-    from kafka_liveness_dagster.lanes.lane import Source, Transform
+    from kafka_liveness_dagster.lanes.lane import LeftOut, Source, Transform
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 
 
@@ -152,11 +154,15 @@ def catch_up(
             context.log.info("processed again, whatever is owed of them: %s", listed(again))
         tally = Tally()
         pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, keys), tally)
-        left_out, lost = lane.quarantined, lane.lost
+        left_out, bad, lost, done = lane.quarantined, lane.bad, lane.lost, lane.done_ranges()
+    remove_processed(pipeline, done, lane.budget.seconds)
     context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
+    outcome = "All else of these partitions is done, but they stay missing until the offsets are"
     if left_out:
-        outcome = "All else of these partitions is done, but they stay missing until the offsets are"
         raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
+    if bad:
+        remedy = "mend the transform, or `kafka-liveness forgive` them; what they are is in"
+        raise BadRecordError(bad, "", f"{outcome}: {remedy} {asset.table}_dead_letters")
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return CaughtUp(owed, lost, tally)
 
@@ -216,19 +222,17 @@ def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
     return found
 
 
-def _quarantines(
-    asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Sequence[str] = ()
-) -> Callable[[OffsetRange, str], None]:
-    """Tells the run's log and the crash lag partition of an offset that was passed, and why."""
+def _quarantines(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Sequence[str] = ()) -> LeftOut:
+    """Tells the run's log and the crash lag partition of offsets that were passed, and why."""
 
-    def tell(poison: OffsetRange, why: str) -> None:
-        key = next((key for key in asked if range_of(key).overlaps(poison)), key_of(poison))
+    def tell(left_out: OffsetRange, why: str, cause: str) -> None:
+        key = next((key for key in asked if range_of(key).overlaps(left_out)), key_of(left_out))
         context.log.warning("%s", why)
         metadata: dict[str, str | int] = {
             "group": asset.group_id,
-            "range": str(poison),
-            "offsets": poison.size,
-            "cause": "too slow alone",
+            "range": str(left_out),
+            "offsets": left_out.size,
+            "cause": cause,
         }
         context.log_event(dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata))
 

@@ -7,8 +7,6 @@ is too slow is repeated at half its size. Where there is plenty to do two batche
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -17,21 +15,21 @@ import dagster as dg
 from kafka_liveness_dagster.core.batch_sizer import BatchSizer, PoisonedOffsetError
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
-from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
-from kafka_liveness_dagster.lanes.batch_lines import BatchLines
+from kafka_liveness_dagster.lanes.batch_lines import BatchLines, listeners
+from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, Landed
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late import LateRecords
 from kafka_liveness_dagster.lanes.tables import witness_of
 from kafka_liveness_dagster.runs.tags import budget_of
-from kafka_liveness_dagster.spark.errors import SparkSilentError
+from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkSilentError, TransformError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.lanes.lane import Counts, Lane, Source, Transform
+    from kafka_liveness_dagster.lanes.lane import Counts, Lane, LeftOut, Source, Transform
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
@@ -53,6 +51,7 @@ class Pipeline:
         layout: how the table is laid out and committed to.
         most_bytes: what a batch's records may weigh, as far as those before it tell.
         source_options: of Spark's Kafka source, beside those of the Kafka resource.
+        dead_letters: what becomes of records that fail alone; None: they end the run.
         late: tells records of windows that were told complete; None where no windows are.
     """
 
@@ -70,6 +69,7 @@ class Pipeline:
     layout: Layout = DEFAULT
     most_bytes: int | None = None
     source_options: Mapping[str, str] = field(default_factory=dict)
+    dead_letters: DeadLetters | None = None
     late: LateRecords | None = None
 
     @classmethod
@@ -84,22 +84,19 @@ class Pipeline:
         kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
-        most_bytes = asset.batching.max_batch_bytes
         liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
         most, witness = asset.most_in_flight, witness_of(asset, spark, budget.seconds)
-        source, layout = asset.source_options, asset.layout
-        late = LateRecords(context, asset.windows, asset.group_id, again) if asset.windows else None
         return cls(
-            kafka, spark, transform, *to, *size, liveness, on_poison, most, witness, layout, most_bytes, source, late
+            *(kafka, spark, transform, *to, *size, liveness, on_poison, most, witness),
+            layout=asset.layout,
+            most_bytes=asset.batching.max_batch_bytes,
+            source_options=asset.source_options,
+            late=LateRecords(context, asset.windows, asset.group_id, again) if asset.windows else None,
+            dead_letters=DeadLetters.of(asset, context),
         )
 
     def run(
-        self,
-        lane: Lane,
-        next_batch: Source,
-        log: dg.DagsterLogManager,
-        on_quarantine: Callable[[OffsetRange, str], None],
-        tally: Counts,
+        self, lane: Lane, next_batch: Source, log: dg.DagsterLogManager, on_quarantine: LeftOut, tally: Counts
     ) -> None:
         """Process and commit every batch; one that is too slow, or was lost to another member, comes again.
 
@@ -107,12 +104,13 @@ class Pipeline:
             lane: where the batches are committed.
             next_batch: gives a batch of at most so many offsets, None at the end.
             log: the run's.
-            on_quarantine: told an offset that was passed, and why.
+            on_quarantine: told offsets that were passed, and why.
             tally: told each batch that is committed.
 
         Raises:
             FencedError: this process is finished with the group; Spark was cancelled.
             PoisonedOffsetError: an offset is too slow in a batch of its own.
+            BadRecordError: too many records fail alone.
             KafkaLivenessError: Kafka, Spark or the table refused; what is not committed comes again.
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
@@ -122,7 +120,8 @@ class Pipeline:
 
             def commit_first() -> None:
                 one = in_flight[0]
-                sizer.in_time(one.batch, self._commit_first(in_flight, lane, tally, lines), one.mean_bytes)
+                seconds = self._commit_first(in_flight, lane, tally, lines, on_quarantine)
+                sizer.in_time(one.batch, seconds, one.mean_bytes)
 
             lane.on_fence(lambda: in_flight.cancel(lane.is_open))
             lane.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, commit_first))
@@ -137,7 +136,7 @@ class Pipeline:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
-                        on_quarantine(poison, self._passed(poison, batch, lane, fenced))
+                        on_quarantine(poison, self._passed(poison, batch, lane, fenced), "too slow alone")
                     log.warning("%s: %s. At most %d offsets next", batch, fenced, sizer.bound)
 
     def _fill(
@@ -164,25 +163,38 @@ class Pipeline:
                 in_flight[-1].begin()
         return bool(in_flight)
 
-    def _commit_first(self, in_flight: InFlightWrites, lane: Lane, tally: Counts, lines: BatchLines) -> float:
+    def _commit_first(
+        self, in_flight: InFlightWrites, lane: Lane, tally: Counts, lines: BatchLines, on_quarantine: LeftOut
+    ) -> float:
         """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
         one = in_flight[0]
         try:
-            written = one.finish() if self.most_in_flight > 1 else one.run()
+            landed = self._landed(one, lane)
         except SparkSilentError:
             raise  # says more than the fence after which it was given up
         except Exception:
             lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
             raise
         until = self.late.tell(one) if self.late else 0.0
-        handed_over = lane.commit(one.batch)
+        handed_over = lane.commit(landed.batch)
         failpoint(Failpoint.AFTER_OFFSET_COMMIT)
         if self.late:
             self.late.tell(one, until)  # what was told between
         seconds = in_flight.committed()
-        tally.add(one.batch, written.rows, seconds)
-        lines.committed(one.batch, written, seconds, handed_over)
+        tally.add(landed.batch, landed.written.rows, seconds)
+        lines.committed(landed.batch, landed.written, seconds, handed_over)
+        for left_out in landed.left_out(handed_over):
+            on_quarantine(*left_out)
         return seconds
+
+    def _landed(self, one: InFlightWrite, lane: Lane) -> Landed:
+        """Wait for a batch to be in the table, without its bad records if there are some."""
+        try:
+            return Landed(one.finish() if self.most_in_flight > 1 else one.run(), one.batch)
+        except (TransformError, SparkFailedError) as failed:
+            if self.dead_letters is None:
+                raise
+            return self.dead_letters.without_bad_records(one, lane, failed)
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""
@@ -201,7 +213,7 @@ class Pipeline:
         from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
 
         session, options = self.spark.session(), {**self.kafka.settings().spark(), **self.source_options}
-        job = SparkJob(session, *self._listeners(batch, lane, log))
+        job = SparkJob(session, *listeners(batch, lane, log, self.liveness))
         passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
         frame = Transformed(
             self.transform, session, batch.ranges, options, passed, self.most_bytes is not None, self.late is not None
@@ -221,21 +233,3 @@ class Pipeline:
         write = (session, IcebergTable(self.table), batch.ranges, frame, may_go_on, may_replace)
         writing = TableWrite(*write, ledger=ledger, layout=self.layout)
         return InFlightWrite(batch, job, writing, frame)
-
-    def _listeners(
-        self, batch: Batch, lane: Lane, log: dg.DagsterLogManager
-    ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
-        """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
-        progress = ProgressLog(str(batch), time.monotonic(), TELL_EVERY_SECONDS)
-
-        def progressed(_completed: int, _total: int) -> None:
-            with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
-                lane.heartbeat()
-
-        def reported(completed: int, total: int) -> None:
-            line = progress.report(completed, total, time.monotonic())
-            if line is not None:  # a line now and then, after the heartbeat
-                with suppress(Exception):
-                    log.info("%s", line)
-
-        return progressed if self.liveness == "progress" else None, reported

@@ -1,4 +1,4 @@
-"""Which asset checks does a Kafka asset have? Five of its consumer group, judged by ``core.health`` at one look.
+"""Which asset checks does a Kafka asset have? Those of its group and its dead letters, judged by ``core.health``.
 
 The sensor tells them without a run, at the moments of its observations; a run of the checks job looks by itself.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from kafka_liveness_dagster.core import health
+from kafka_liveness_dagster.core.bad_records import OwedLetters
 from kafka_liveness_dagster.core.health import Gravity, Verdict
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
 from kafka_liveness_dagster.core.run_marks import run_mark
@@ -20,6 +21,7 @@ from kafka_liveness_dagster.sensor.observations import jumped
 from kafka_liveness_dagster.sensor.table_look import TableLook
 
 GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
+DEAD_LETTERS = "dead_letters"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _JUMPS = 100  # events of the crash lag asset that are looked through
 _TOLD_AGAIN_SECONDS = 600.0
@@ -36,6 +38,7 @@ _WHAT = {
     "commit logs held against what the table's snapshots say that it has.",
     CRASH_LAG_AGE: "How long Dagster has known of the oldest range that is still owed, at most "
     "max_age_seconds of CrashLag.",
+    DEAD_LETTERS: "No record that the transform could not process is still owed.",
 }
 
 
@@ -54,6 +57,7 @@ class GroupChecks:
     max_live_runs: int
     ghost_after_seconds: float
     table: str | None = None
+    has_dead_letters: bool = False
 
     @property
     def specs(self) -> list[dg.AssetCheckSpec]:
@@ -61,7 +65,7 @@ class GroupChecks:
         return [
             dg.AssetCheckSpec(name, asset=self._asset(name), description=what)
             for name, what in _WHAT.items()
-            if name != EXACT or self.table is not None
+            if (name != EXACT or self.table is not None) and (name != DEAD_LETTERS or self.has_dead_letters)
         ]
 
     def definition(self, name: str, kafka_resource_key: str, spark_resource_key: str) -> dg.AssetChecksDefinition:
@@ -85,8 +89,7 @@ class GroupChecks:
             look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
             waiting = [key for key in existing if is_key(key) and key not in materialized]
             unlisted = new_keys(look.owed, existing, materialized)
-            cannot_tell, now = table.cannot_tell if table else "", time.time()
-            judged = self.evaluate(look, instance, waiting, now, unlisted=unlisted, cannot_tell=cannot_tell)
+            judged = self.evaluate(look, instance, waiting, time.time(), unlisted=unlisted, table=table)
             for evaluated in judged:
                 if dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name) in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(
@@ -121,7 +124,7 @@ class GroupChecks:
         unlisted: Sequence[str] = (),
         requested: bool = False,
         forgotten: Sequence[str] = (),
-        cannot_tell: str = "",
+        table: TableLook | None = None,
     ) -> list[dg.AssetCheckEvaluation]:
         """Judge one look.
 
@@ -133,7 +136,7 @@ class GroupChecks:
             unlisted: owed ranges without a partition.
             requested: a live run is being requested at this moment.
             forgotten: ranges that nobody remembered to be owed, and that are not done yet.
-            cannot_tell: why the table could not be asked; empty when it was.
+            table: which was asked with the look, and may be asked for dead letters.
         """
         seen = look.snapshot
         ages = {run_mark(record.dagster_run.run_id): now - _began(record) for record in look.records}
@@ -147,7 +150,10 @@ class GroupChecks:
             ),
         }
         if self.table is not None:
-            verdicts[EXACT] = health.exact(seen, forgotten, cannot_tell)
+            verdicts[EXACT] = health.exact(seen, forgotten, table.cannot_tell if table else "")
+        if self.has_dead_letters:
+            letters = table.dead_letters(look.owed) if table else OwedLetters()
+            verdicts[DEAD_LETTERS] = health.dead_letters(letters, table.cannot_tell if table and look.owed else "")
         return [self._evaluation(name, verdict, look) for name, verdict in verdicts.items()]
 
     def _found_at(self, look: GroupLook, instance: dg.DagsterInstance, waiting: Sequence[str]) -> float | None:

@@ -29,6 +29,7 @@ _MEMBERS = dg.TableSchema(
     ]
 )
 _KEYS = "crash_lag_keys"  # all of them: who asks since when one is owed finds it here
+_MAX_KEYS = 1_000  # of a question to Dagster's storage
 _TOLD = 10  # events of one look
 
 
@@ -97,6 +98,15 @@ def crash_lag_observations(
         mark = look.partitions[range_of(key).topic_partition].mark
         jumps.setdefault(mark.run if mark else None, []).append(key)
     return [_jump(asset, group_id, found, look, by) for by, found in jumps.items()]
+
+
+def untold(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]) -> list[str]:
+    """Those of new crash lag partitions that no run has told of: one that passes single offsets says itself why."""
+    if not keys:
+        return []
+    these = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=keys[:_MAX_KEYS])
+    told = {record.partition_key for record in instance.fetch_observations(these, limit=_MAX_KEYS).records}
+    return [key for key in keys if key not in told]
 
 
 def jumped(observation: dg.AssetObservation | None) -> set[str]:

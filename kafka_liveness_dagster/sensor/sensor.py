@@ -20,7 +20,7 @@ from kafka_liveness_dagster.sensor.cursor import GroupCursor
 from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
 from kafka_liveness_dagster.sensor.hooks import EventHook
 from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import crash_lag_observations, group_observations
+from kafka_liveness_dagster.sensor.observations import crash_lag_observations, group_observations, untold
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_look import TableLook
@@ -150,7 +150,7 @@ class _Watch:
                 now,
                 requested=bool(wanted),
                 forgotten=memory.forgotten,
-                cannot_tell=table.cannot_tell if table else "",
+                table=table,
             )
             judged, outcomes, checked_at = news(judged, outcomes, checked_at, now, forgotten=forgotten)
         windows = NO_WINDOWS
@@ -171,7 +171,9 @@ class _Watch:
                     else []
                 ),
                 *windows.events,
-                *crash_lag_observations(self.crash_lag.key, self.group_id, keys, look),
+                *crash_lag_observations(
+                    self.crash_lag.key, self.group_id, untold(instance, self.crash_lag.key, keys), look
+                ),
                 *judged,
             ],
             cursor=GroupCursor.of(

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from kafka_liveness_dagster.core.bad_records import OwedLetters
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.accounts import Accounts
-    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
 
 AT_ONCE_SECONDS = 3.0
+_Answer = TypeVar("_Answer")
 _ASK_SECONDS = 10.0
 _LEAVE_ALONE_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
@@ -52,8 +54,22 @@ class TableLook:
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
         """What the table says; None where it cannot be asked, and then ``cannot_tell`` says why."""
         self.asked = True
+        return self._told(lambda: self._ask(asked))
+
+    def dead_letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
+        """Those of these offsets, after the look; none where they cannot be asked for, and ``cannot_tell`` says why."""
+        found = self._told(lambda: self._letters(owed)) if owed and not self.cannot_tell else None
+        return found or OwedLetters()
+
+    def learn(self, accounts: Accounts) -> None:
+        """A look tells nothing."""
+
+    def believe(self, accounts: Accounts) -> None:
+        """Nor does it keep anything."""
+
+    def _told(self, ask: Callable[[], _Answer]) -> _Answer | None:
         try:
-            return self._ask(asked)
+            return ask()
         except KafkaLivenessError as error:
             self.cannot_tell = str(error)
         except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
@@ -61,11 +77,13 @@ class TableLook:
             self._forget()
         return None
 
-    def learn(self, accounts: Accounts) -> None:
-        """A look tells nothing."""
+    def _letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
+        from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
 
-    def believe(self, accounts: Accounts) -> None:
-        """Nor does it keep anything."""
+        session = self._session()
+        with line_of(session).within(_ASK_SECONDS, f"{self.target} was asked for its dead letters"):
+            return DeadLetterTable.beside(session, self.target).owed(owed)
 
     def _ask(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy

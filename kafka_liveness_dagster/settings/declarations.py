@@ -81,15 +81,8 @@ class KafkaAssetSettings(Declared):
                 f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
                 "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
             )
-        if self.most_in_flight > 1 and self.sink is not None:
-            yield (
-                f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
-                f"in_flight={self.batching.in_flight} of batching out"
-            )
-        for group in ("iceberg", "maintenance") if self.sink is not None else ():
-            if changed := getattr(self, group).changed():
-                known = ", ".join(changed)
-                yield f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it out"
+        if self.sink is not None:
+            yield from self._of_a_sink()
         yield from self._of_windows()
         if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
             yield (
@@ -124,11 +117,28 @@ class KafkaAssetSettings(Declared):
                 f"asset {self.name} has complete_every={self.complete_every!r} and no first window: give "
                 "completeness=kl.Completeness(start='2026-11-01')"
             )
-        if self.complete_every is not None and self.sink is not None:
+
+    def _of_a_sink(self) -> Iterator[str]:
+        """What a sink of the user's own cannot be told."""
+        if self.most_in_flight > 1:
+            yield (
+                f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
+                f"in_flight={self.batching.in_flight} of batching out"
+            )
+        if self.batching.on_bad_record == "dead_letter":
+            yield (
+                f"asset {self.name} has a sink of its own, and no table beside which dead letters could be kept: leave "
+                "on_bad_record='dead_letter' of batching out"
+            )
+        if self.complete_every is not None:
             yield (
                 f"asset {self.name} has a sink of its own: nobody could say what of a window it has. Leave "
                 f"complete_every={self.complete_every!r} out"
             )
+        for group in ("iceberg", "maintenance"):
+            if changed := getattr(self, group).changed():
+                known = ", ".join(changed)
+                yield f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it out"
 
     @property
     def target(self) -> str:

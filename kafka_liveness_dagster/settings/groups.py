@@ -68,6 +68,13 @@ class Batching(Group):
     on_poison: Literal["raise", "quarantine"] = "raise"
     """A batch that exceeds its budget comes again at half its size. An offset that exceeds it alone ends the run with
     its name (``raise``), or is owed like crash lag while the others go on (``quarantine``)."""
+    on_bad_record: Literal["raise", "dead_letter"] = "raise"
+    """A record by which the transform fails ends the run (``raise``); or its batch is halved until such records are
+    found, they are kept in the table ``<table>_dead_letters`` and owed like crash lag, and the others go on
+    (``dead_letter``)."""
+    max_dead_letters: kinds.Count = 20
+    """More of them in one batch, beside those that are dead letters already, are the transform's fault: the run ends,
+    and nothing of the batch is passed."""
 
 
 class CrashLag(Group):

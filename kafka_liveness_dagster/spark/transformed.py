@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
+from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
 from kafka_liveness_dagster.spark.failed import in_short, is_the_servers, is_timestamp
 from kafka_liveness_dagster.spark.session import active
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyspark.sql import SparkSession
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
 
 _A_METHOD = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
 _WEIGHT = ("count(1) AS records", "sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes")
@@ -67,10 +69,44 @@ class Transformed:
             UnreadableRecordError: it looked at records of which Spark cannot read one.
             SparkFailedError: the server cannot read from Kafka.
         """
-        batch = read(self.session, self.ranges, self.options)
+        batch = self._read(self.ranges)
         if wanted := [*(_WEIGHT if self.weighs else ()), *(_AGE if self.dates else ())]:
             self._observed[:] = [Observation()]
             batch = batch.observe(self._observed[0], *map(F.expr, wanted))
+        return self._of(batch)
+
+    def only(self, ranges: Sequence[OffsetRange]) -> Transformed:
+        """The same of some of its offsets."""
+        return replace(self, ranges=tuple(ranges))
+
+    def of_nothing(self) -> DataFrame:
+        """What the transform makes of a batch without records; raises as a call does."""
+        return self._of(self._read(self.ranges).where("false"))
+
+    def failure(self, ranges: Sequence[OffsetRange]) -> str:
+        """Why some of its records cannot be processed, in short; empty when they can. Computes all and keeps none.
+
+        Raises:
+            KafkaLivenessError: whatever it is, it is no fault of the transform's.
+            pyspark.errors.PySparkException: Spark is away, or was told to stop.
+        """
+        rows = replace(self, ranges=tuple(ranges), weighs=False, dates=False)
+        try:
+            rows().write.format("noop").mode("overwrite").save()
+        except TransformError as error:
+            return _named(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
+        except PySparkException as error:
+            if is_the_servers(error):
+                raise
+            if unreadable := rows.unreadable(error):
+                raise unreadable from error
+            return _named(error)
+        return ""
+
+    def _read(self, ranges: Sequence[OffsetRange]) -> DataFrame:
+        return read(self.session, ranges, self.options)
+
+    def _of(self, batch: DataFrame) -> DataFrame:
         try:
             with active(self.session):
                 rows = self.transform(batch)
@@ -129,7 +165,7 @@ class Transformed:
             return None
         where: Sequence[OffsetRange] = self.ranges
         while sum(part.size for part in where) > 1:
-            first, second = _halves(where)
+            first, second = halves(where)
             where = first if self._fails(first) else second
         return UnreadableRecordError(
             f"the record at offset {where[0].start} of {where[0].topic_partition} has a timestamp above "
@@ -142,7 +178,7 @@ class Transformed:
 
     def _fails(self, ranges: Sequence[OffsetRange]) -> bool:
         try:
-            read(self.session, ranges, self.options).count()
+            self._read(ranges).count()
         except PySparkException as error:
             if is_timestamp(error):
                 return True
@@ -191,16 +227,3 @@ def _hint(given: Any) -> str:
         given.close() if inspect.iscoroutine(given) else None
         return "a transform is called, not awaited: define it without async"
     return "return what Spark shall compute, or batch.sparkSession.createDataFrame(…) of what you have"
-
-
-def _halves(ranges: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """The same offsets in two lists of about as many each."""
-    room = sum(part.size for part in ranges) // 2
-    first: list[OffsetRange] = []
-    second: list[OffsetRange] = []
-    for part in ranges:
-        cut = part.start + min(part.size, room)
-        room -= cut - part.start
-        first += [OffsetRange(*part.topic_partition, part.start, cut)] if cut > part.start else []
-        second += [OffsetRange(*part.topic_partition, cut, part.end)] if cut < part.end else []
-    return first, second

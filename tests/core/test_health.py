@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from kafka_liveness_dagster.core.bad_records import OwedLetters
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
-from kafka_liveness_dagster.core.health import Gravity, crash_lag_age, exact, group_alive, lag_below, retention
+from kafka_liveness_dagster.core.health import (
+    Gravity,
+    crash_lag_age,
+    dead_letters,
+    exact,
+    group_alive,
+    lag_below,
+    retention,
+)
 from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.processes import Word
 
 RUN, OLDER = "0badcafe", "01dbeef0"
@@ -27,6 +36,7 @@ def partition(committed=70, mark=Mark.RELEASED, log_end=70, tp=P0, run=RUN, **mo
     return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, **more)
 
 
+BAD = (OffsetRange("orders", 0, 7, 8), OffsetRange("orders", 0, 9, 10))
 IDLE, BEHIND = partition(), partition(log_end=120)
 OPEN, OPEN_BEHIND = partition(mark=Mark.RUNNING), partition(mark=Mark.RUNNING, log_end=120)
 HELD = partition(mark=Mark.PAUSED, log_end=120)
@@ -183,6 +193,23 @@ def test_retention(at, gravity, says):
 def test_exact(seen, remembered, cannot_tell, gravity, says):
     """What was committed is there, or somebody says where it is."""
     verdict = exact(GroupSnapshot(GroupState.STABLE, (), (seen,)), remembered, cannot_tell)
+    assert verdict.gravity is gravity
+    assert says in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("owed", "cannot_tell", "gravity", "says"),
+    [
+        pytest.param(OwedLetters(), "", FINE, "no dead letter is owed", id="none"),
+        pytest.param(OwedLetters(1, BAD[:1], "X: no"), "", WARNING, "1 dead letter is owed: orders:0:7-8; the", id="1"),
+        pytest.param(OwedLetters(2, BAD, "X: no"), "", WARNING, "orders:0:9-10; the first failed with X", id="2"),
+        pytest.param(OwedLetters(9, BAD, "X: no"), "", WARNING, "orders:0:9-10 and 7 more; the first", id="many"),
+        pytest.param(OwedLetters(), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody knows"),
+    ],
+)
+def test_dead_letters(owed, cannot_tell, gravity, says):
+    """Somebody has to mend something, or to give them up."""
+    verdict = dead_letters(owed, cannot_tell)
     assert verdict.gravity is gravity
     assert says in verdict.sentence
 

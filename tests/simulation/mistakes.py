@@ -113,7 +113,7 @@ def any_batch(fence, batch):
     """A batch of a former membership may be committed."""
 
 
-def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None):
+def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None, _left_out=None):
     """The broker accepts it: it fences members, not partitions."""
     with member._lock:
         was = {tp: o for tp, o in member.owned.items() if tp in done and o.arrival == arrivals.get(tp)}
@@ -127,7 +127,7 @@ def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None):
         return ()
 
 
-def know_an_ownership_by_its_partition(member, done, arrivals, waiting=lambda: None):
+def know_an_ownership_by_its_partition(member, done, arrivals, waiting=lambda: None, _left_out=None):
     """A batch of a former ownership passes for one of this."""
     return _commit(member, done, {tp: member.owned[tp].arrival for tp in done if tp in member.owned}, waiting)
 
@@ -149,7 +149,7 @@ def own_before_committing(member, settled):
                 del member.arrived[tp]
 
 
-def commit_before_writing(pipeline, in_flight, lane, tally, lines):
+def commit_before_writing(pipeline, in_flight, lane, tally, lines, _on_quarantine):
     """Done before it is in the table."""
     lane.commit(in_flight[0].batch)
     one = in_flight[0]

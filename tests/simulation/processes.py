@@ -192,7 +192,7 @@ class LiveRun(RunWorker):
             pipeline.run(consumer, next_batch, LOG, self._quarantined, told)
             oracle.check_idle(self.world, self)
 
-    def _quarantined(self, poison: OffsetRange, _why: str) -> None:
+    def _quarantined(self, poison: OffsetRange, _why: str, _cause: str) -> None:
         self.world.note("passed a poisoned offset", self.name, poison)
 
 
@@ -230,5 +230,5 @@ class CatchUpRun(RunWorker):
             raise PoisonedOffsetError(left_out, timeouts.budget.seconds, "they stay missing")
         self.world.materialize(self.keys, self.asked_at)
 
-    def _left_out(self, poison: OffsetRange, _why: str) -> None:
+    def _left_out(self, poison: OffsetRange, _why: str, _cause: str) -> None:
         self.world.note("left out a poisoned offset", self.name, poison)

@@ -29,7 +29,7 @@ from kafka_liveness_dagster.kafka import (
     watchdog,
 )
 from kafka_liveness_dagster.kafka.errors import Heard
-from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, pipeline, waiting
+from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, waiting
 from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer
@@ -91,7 +91,7 @@ _decoded = lru_cache(4_096)(core_ledger.decode)
 _FITS = SimpleNamespace(lacking=(), new=(), wider=())
 _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "time", time) for module in (admin, consumer, first_log, in_flight, iceberg, job, ledger, link, live)),
-    *((module, "time", time) for module in (batch_lines, lanes, member, pipeline, rebalance, waiting)),
+    *((module, "time", time) for module in (batch_lines, lanes, member, rebalance, waiting)),
     *((module, "threading", threading) for module in (in_flight, futures, job, member, watchdog)),
     *((module, "made", _made) for module in (member, second_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),

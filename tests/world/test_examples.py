@@ -73,6 +73,14 @@ def test_the_checks_pass_and_know_their_limits(run, example, table):
     assert "1,000,000" in told["lag"].description
 
 
+def test_a_dead_letter_is_set_aside(run, example, topic, table, rows, services, produce):  # noqa: PLR0917
+    """What is no number, and nothing else."""
+    produce(services.bootstrap_servers, topic, 0, ["7"])
+    run(example("letters"), table=table)
+    assert [row["order_id"] for row in rows(table)] == [7]
+    assert [row["value"].decode() for row in rows(f"{table}_dead_letters")] == WORDS
+
+
 def test_another_asset_reads_the_snapshot_that_is_named(run, example, table):
     """Of the instance's newest materialization, by any reader."""
     shown = example("followed")

@@ -18,6 +18,7 @@ from kafka_liveness_dagster.spark.source import read
 
 OFFSETS = 4
 POISON, AT_MOST = 2, 2  # a batch in time, one of two that is not, and what is left of it: each hang costs its budget
+TWO = "count(*) OVER (PARTITION BY partition) = 2"
 MORE_THAN_TWO, IS_POISON = "count(*) OVER (PARTITION BY partition) > 2", f"offset = {POISON}"
 
 
@@ -107,6 +108,19 @@ def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
     assert f"offset {POISON} of {world.topic}:0" in error.message
     assert "on_poison='quarantine'" in error.message
     assert [row["offset"] for row in rows(world.table)] == list(range(POISON))
+
+
+def test_a_search_for_bad_records_that_takes_too_long_comes_again_at_half_its_size(world, rows):
+    """It has the batch's budget: what is found in half of it is passed, and then the other half is searched."""
+    slow = "java_method('java.lang.Thread', 'sleep', 60000L)"
+    number = f"CASE WHEN offset = 0 THEN raise_error('bad') WHEN {TWO} THEN {slow} ELSE '' END"
+    batching = kl.Batching(on_bad_record="dead_letter", in_flight=1)
+    transform = lambda batch: batch.selectExpr("topic", "partition", "offset", f"{number} AS number")  # noqa: E731
+    run = world.run(world.asset(transform, max_poll_records=OFFSETS, batching=batching))
+    assert run.success, run.failure_data_for_node("orders").error.cause
+    assert "At most 2 offsets next" in world.said(run, "longer than its process timeout")[0]
+    assert [row["offset"] for row in rows(world.table)] == [1, 2, 3]
+    assert [row["offset"] for row in rows(f"{world.table}_dead_letters")] == [0]
 
 
 def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):

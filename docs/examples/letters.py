@@ -1,0 +1,10 @@
+import dagster as dg
+import kafka_liveness_dagster as kl
+
+@kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
+                batching=kl.Batching(on_bad_record="dead_letter", max_dead_letters=20))
+def orders(batch):                       # an order that is no number is a CAST that fails
+    return batch.selectExpr("topic", "partition", "offset", "cast(cast(value AS string) AS bigint) AS order_id")
+
+defs = dg.Definitions.merge(orders.definitions, dg.Definitions(
+    resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}))

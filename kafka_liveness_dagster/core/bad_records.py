@@ -1,0 +1,108 @@
+"""Which records of a batch cannot be processed? Those that fail alone, found by halving a batch that failed.
+
+Told whether some offsets fail together, by whoever can try them; tries nothing and passes nothing by itself.
+
+>>> tried = []
+>>> def fails(part):
+...     tried.append(part)
+...     return any(r.start <= 75 < r.end for r in part)
+>>> print(*failing_alone([OffsetRange("orders", 3, 70, 78)], fails, most=20))
+orders:3:75-76
+>>> [str(r) for part in tried for r in part]  # 74-78 failed, for 70-74 did not
+['orders:3:70-74', 'orders:3:74-76', 'orders:3:74-75', 'orders:3:75-76', 'orders:3:76-78']
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.offsets import OffsetRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+class BadRecordError(KafkaLivenessError):
+    """Records fail, each of them alone, whatever is processed beside them.
+
+    Attributes:
+        offsets: ranges of one offset each.
+    """
+
+    def __init__(self, offsets: Iterable[OffsetRange], why: str, outcome: str) -> None:
+        self.offsets = tuple(offsets)
+        named = [f"offset {r.start} of {r.topic_partition}" for r in self.offsets]
+        verb, first = ("fails", ", with") if len(named) == 1 else ("fail", ", each of them, the first with")
+        super().__init__(f"{listed(named)} {verb} alone{f'{first} {why}' if why else ''}. {outcome}")
+
+
+class OwedLetters(NamedTuple):
+    """The dead letters that are owed: how many, the first of them, and why that one failed."""
+
+    number: int = 0
+    first: tuple[OffsetRange, ...] = ()
+    why: str = ""
+
+
+class _Known(Enum):
+    """What is known of some offsets that are still to be looked into."""
+
+    NOTHING = "nothing"
+    OF_OTHERS = "they must fail, for they did together with others that do not"
+    TRIED = "they failed"
+
+
+def failing_alone(
+    ranges: Sequence[OffsetRange], fails: Callable[[Sequence[OffsetRange]], bool], most: int
+) -> list[OffsetRange]:
+    """The single offsets by which a batch fails, in its order; not more than one beyond ``most``.
+
+    Each that is found costs two tries for each halving of the batch, at most: 34 of 100,000 offsets.
+
+    Args:
+        ranges: a batch that has failed.
+        fails: tries some of its offsets; called with a single one once, when it is found.
+        most: with more than so many the search ends.
+
+    Returns:
+        Nothing when no single offset is to blame: some fail together, and each half of them does not.
+    """
+    found: list[OffsetRange] = []
+    waiting = [(list(ranges), _Known.OF_OTHERS)]
+    while waiting and len(found) <= most:
+        part, known = waiting.pop()
+        is_single = sum(r.size for r in part) == 1
+        if (known is _Known.NOTHING or (is_single and known is _Known.OF_OTHERS)) and not fails(part):
+            if known is _Known.OF_OTHERS:
+                return []
+            continue
+        if is_single:
+            found += part
+            continue
+        first, second = halves(part)
+        if fails(first):
+            waiting += [(second, _Known.NOTHING), (first, _Known.TRIED)]
+        else:
+            waiting.append((second, _Known.OF_OTHERS))
+    return found
+
+
+def halves(ranges: Iterable[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """The same offsets in two lists of about as many each.
+
+    >>> print(*halves([OffsetRange("orders", 3, 70, 71), OffsetRange("orders", 4, 0, 3)])[0])
+    orders:3:70-71 orders:4:0-1
+    """
+    parts = list(ranges)
+    room = sum(part.size for part in parts) // 2
+    first: list[OffsetRange] = []
+    second: list[OffsetRange] = []
+    for part in parts:
+        cut = part.start + min(part.size, room)
+        room -= cut - part.start
+        first += [OffsetRange(*part.topic_partition, part.start, cut)] if cut > part.start else []
+        second += [OffsetRange(*part.topic_partition, cut, part.end)] if cut < part.end else []
+    return first, second

@@ -1,0 +1,228 @@
+"""Records that cannot be processed are found, kept beside the table, and owed; all others go on."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.core import commit_log
+from kafka_liveness_dagster.core.bad_records import BadRecordError
+from kafka_liveness_dagster.failpoints import Failpoint
+from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError
+from tests.world.lettered import BROKEN, DEAD_LETTERS, MENDED, WHEN_MS, Lettered
+
+FIRST_AND_LAST = "x 1 2 3 y 5 6 z"
+BAD = [0, 4, 7]
+GOOD = [1, 2, 3, 5, 6]
+TOGETHER = "if(count(*) OVER (PARTITION BY partition) > 3, raise_error('many'), 1)"
+
+
+@pytest.fixture
+def make(services, produce, rows, warm_spark, monkeypatch):
+    """Make a group: ``make(**settings)``."""
+    monkeypatch.setattr("kafka_liveness_dagster.sensor.table_look._ASK_SECONDS", 300.0)  # whoever is busy beside us
+    monkeypatch.setattr("kafka_liveness_dagster.sensor.checks._CONNECT_SECONDS", 100.0)
+    return lambda **settings: Lettered(services, produce, rows, warm_spark, **settings)
+
+
+def in_python(batch):
+    """A transform that is not lazy, and raises by itself."""
+    found = [(r.topic, r.partition, r.offset, int(r.value)) for r in batch.collect()]
+    return batch.sparkSession.createDataFrame(found, "topic string, partition int, offset long, value long")
+
+
+def by_a_udf(batch):
+    """A function of the user's raises in Spark's Python."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return batch.select("topic", "partition", "offset", F.udf(int, "long")("value").alias("value"))
+
+
+def test_they_are_kept_and_owed_and_the_others_go_on(make):
+    """First and last of a range, of two partitions; until they are replayed, with nothing else touched."""
+    world = make()
+    world.produce(FIRST_AND_LAST, "0 a 2")
+    assert world.live() is None
+    assert (world.there(), world.there(1)) == (GOOD, [0, 2])
+    assert (world.letters(), world.letters(1)) == (BAD, [1])
+    assert (world.owes(), world.owes(1)) == ([(n, n + 1) for n in BAD], [(1, 2)])
+    assert (world.at(), world.at(1)) == (8, 3)
+    letter = world.letter_rows()[0]
+    assert set(letter) == {"topic", "partition", "offset", "key", "value", "headers", "timestamp", "error", "run"}
+    assert (letter["key"], letter["value"], letter["timestamp"].timestamp()) == (b"a key", b"x", WHEN_MS / 1000)
+    assert letter["headers"] == [{"key": "trace", "value": b"of x"}]
+    assert "'x'" in letter["error"]
+    assert letter["run"] == world.instance.get_runs()[0].run_id
+    told = world.told(4)
+    assert "'y'" in told.description
+    assert f"{world.table}_dead_letters" in told.description
+    assert told.metadata["cause"].value == "fails alone"
+
+    found = world.check()
+    assert not found.passed
+    assert f"4 dead letters are owed: {world.topic}:0:0-1" in found.description
+    world.tick()
+    assert len(world.keys()) == 4
+
+    error = world.catch_up((0, 1))
+    assert isinstance(error, BadRecordError)
+    assert f"offset 0 of {world.topic}:0" in str(error)
+    assert "stay missing" in str(error)
+    assert (world.green(), world.letters(), world.owes()[0]) == ([], BAD, (0, 1))
+
+    world.value = MENDED
+    assert world.catch_up((0, 1), (4, 5)) is None
+    assert (world.there(), world.letters(), world.letters(1)) == ([0, *GOOD[:3], 4, *GOOD[3:]], [7], [1])
+    assert world.owes() == [(7, 8)]
+    assert "2 dead letters are owed" in world.check().description
+    assert [row["value"] for row in world._rows(world.table)][:2] == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("transform", "settings"),
+    [
+        pytest.param(in_python, {}, id="raises in this process"),
+        pytest.param(by_a_udf, {"include_headers": True, "batching": {"on_bad_record": "dead_letter"}}, id="a UDF"),
+        pytest.param(
+            "if(value = binary('y'), raise_error('no'), 1)",
+            {"iceberg": kl.Iceberg(snapshots="append"), "max_poll_records": 3},
+            id="raise_error, appended, and small batches",
+        ),
+        pytest.param(
+            f"if(value > '', {BROKEN}, 0)",
+            {"batching": {"on_bad_record": "dead_letter", "in_flight": 2}, "max_poll_records": 3},
+            id="two in flight",
+        ),
+    ],
+)
+def test_whatever_raises(make, transform, settings):
+    """In this process, in Spark, in its Python; the table is there already, or is made of what is left."""
+    world = make(**settings)
+    world.value = transform
+    world.produce("0 1 2 3 y 5 6 7", "0 1")
+    assert world.live() is None
+    assert (world.there(), world.letters(), world.owes()) == ([0, 1, 2, 3, 5, 6, 7], [4], [(4, 5)])
+    assert (world.there(1), world.at(), world.at(1)) == ([0, 1], 8, 2)
+
+
+def test_nothing_else_was_there(make):
+    """A batch of bad records alone: there is no table yet, and the live lane goes on."""
+    world = make()
+    world.produce("x y")
+    assert world.live() is None
+    assert (world.there(), world.letters(), world.owes(), world.at()) == ([], [0, 1], [(0, 2)], 2)
+    world.produce("2")
+    assert world.live() is None
+    assert (world.there(), world.at()) == ([2], 3)
+
+
+def test_more_than_a_few_are_the_transforms_fault(make):
+    """Above the bound the run fails with the first of them, and nothing is passed, written or committed."""
+    world = make(batching={**DEAD_LETTERS, "max_dead_letters": 2})
+    world.produce(FIRST_AND_LAST)
+    error = world.live()
+    assert isinstance(error, BadRecordError)
+    assert f"offset 0 of {world.topic}:0" in str(error)
+    assert "max_dead_letters=2" in str(error)
+    assert "'x'" in str(error)
+    assert isinstance(error.__cause__, SparkFailedError)
+    assert (world.there(), world.letters(), world.owes()) == ([], [], [])
+    assert not world.at()
+
+
+@pytest.mark.parametrize(
+    ("transform", "kind"),
+    [
+        pytest.param(TOGETHER, SparkFailedError, id="only together"),
+        pytest.param("price", TransformError, id="a column that is not there"),
+        pytest.param(lambda _: None, TransformError, id="None"),
+    ],
+)
+def test_what_is_no_records_fault_ends_the_run(make, transform, kind):
+    """It fails only as a whole, or without any record too: the error is the one without dead letters."""
+    world = make()
+    world.value = transform
+    world.produce("0 1 2 3")
+    error = world.live()
+    assert type(error) is kind, error
+    assert (world.there(), world.letters(), world.at()) == ([], [], world.at(1))
+
+
+def test_what_the_commit_has_no_room_for_is_named_before_anything_is_passed(make, monkeypatch):
+    """As many debts as a commit holds, and one more."""
+    world = make()
+    world.produce(FIRST_AND_LAST)
+    monkeypatch.setattr(commit_log, "MAX_METADATA_BYTES", 50)
+    error = world.live()
+    assert isinstance(error, BadRecordError)
+    assert "owes too many ranges" in str(error)
+    assert (world.there(), world.letters(), world.owes(), bool(world.at())) == ([], [], [], False)
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["between letters and table", "between table and commit"])
+def test_a_run_may_die_at_any_step(make, tmp_path, nth):
+    """Whatever it had written, the next one ends with each offset once, in one place."""
+    world = make()
+    world.produce(FIRST_AND_LAST)
+    world.kill(Failpoint.AFTER_TABLE_COMMIT, nth, tmp_path)
+    assert (world.letters(), world.owes(), bool(world.at())) == (BAD, [], False)
+    assert world.live() is None
+    assert (world.there(), world.letters(), world.at()) == (GOOD, BAD, 8)
+    assert world.owes() == [(n, n + 1) for n in BAD]
+    assert {row["run"] for row in world.letter_rows()} == {world.instance.get_runs()[0].run_id}
+
+
+def test_the_catch_up_lane_does_what_it_can(make):
+    """Of one large partition all but the bad ones is done, and it stays missing until they are."""
+    world = make(enable_parallel_rebalance=True, batching={**DEAD_LETTERS, "max_dead_letters": 2})
+    world.value = MENDED
+    world.produce("0 1")
+    assert world.live() is None
+    world.produce("2 x 4 y 6")
+    world.crash()
+    world.value = BROKEN
+    assert world.live() is None
+    assert (world.at(), world.owes(), world.letters()) == (7, [(2, 7)], [])
+    for _ in range(2):  # those that are known do not count as new ones
+        error = world.catch_up((2, 7))
+        assert isinstance(error, BadRecordError)
+        assert [str(one) for one in error.offsets] == [f"{world.topic}:0:{n}-{n + 1}" for n in (3, 5)]
+        assert (world.there(), world.letters(), world.owes()) == ([0, 1, 2, 4, 6], [3, 5], [(3, 4), (5, 6)])
+    assert "2 dead letters are owed" in world.check().description
+    world.value = MENDED
+    assert world.catch_up((2, 7)) is None
+    assert (world.there(), world.letters(), world.owes(), world.green()) == ([*range(7)], [], [], [(2, 7)])
+    assert world.check().passed
+
+
+def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
+    """Nobody owes it any more, and what it was can still be read."""
+    world = make()
+    world.produce("0 x 2")
+    assert world.live() is None
+    told = [one for one in world.tick().asset_events if isinstance(one, dg.AssetObservation)]
+    assert [one.asset_key.path[0] for one in told] == ["kafka"], "of its partition the run has told, and why"
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    typed = ["forgive", world.group, f"{world.topic}:0:1-2", "--reason", "no number", "--yes"]
+    told = CliRunner().invoke(main, [*typed, "--bootstrap-servers", world.servers])
+    assert told.exit_code == 0, told.output
+    assert (world.letters(), world.owes(), world.check().passed) == ([1], [], True)
+    world.value = MENDED
+    assert world.catch_up((1, 2)) is None
+    assert (world.there(), world.letters()) == ([0, 2], [1])
+
+
+def test_a_table_of_somebody_elses_is_not_taken_for_one_of_dead_letters(make):
+    """Its name is taken: nothing is written to it, and nothing is passed."""
+    world = make()
+    world.produce("0 x 2")
+    namespace = ".".join(world.table.split(".")[:2])
+    world.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+    world.spark.sql(f"CREATE TABLE {world.table}_dead_letters (topic string, partition int, offset bigint)")
+    error = world.live()
+    assert isinstance(error, kl.TableSchemaError)
+    assert "no table of dead letters" in str(error)
+    assert (world.there(), world.letters(), bool(world.at())) == ([], [], False)
