@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.sensor.observations import topic_key
 from kafka_liveness_dagster.settings.windows import Windows
 
 
@@ -70,6 +71,6 @@ def test_its_parts_are_in_the_definitions():
     hourly = kl.kafka_asset(**told, complete_every="1h", completeness=kl.Completeness(start="2026-11-01"))(print)
     assert hourly.windows.key == dg.AssetKey("orders_by_hour")
     assert hourly.windows.partitions_def == dg.HourlyPartitionsDefinition("2026-11-01-00:00", timezone="UTC")
-    assert hourly.windows.asset_deps[hourly.windows.key] == {hourly.live.key}
+    assert hourly.windows.asset_deps == {hourly.windows.key: {topic_key("orders")}}, "unsynced by no live run's news"
     assert hourly.windows in hourly.definitions.assets
     assert kl.kafka_asset(**told)(print).windows is None

@@ -129,7 +129,6 @@ class KafkaAsset:
             partitions_def=windows.definition,
             backfill_policy=dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # such a run does what one of crash lag does
-            deps=[self.live.key, *self.settings.arguments.get("deps", ())],
         )
 
     @cached_property
@@ -211,7 +210,7 @@ class KafkaAsset:
         run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
-            return cast("dg.AssetsDefinition", dg.asset(**{**self._shared(), **its_own})(run))
+            return cast("dg.AssetsDefinition", dg.asset(**self._shared(), **its_own)(run))
 
     def _shared(self) -> dict[str, Any]:
         """What both assets are told alike."""

@@ -140,20 +140,23 @@ class WindowWatch:
             seen = record.storage_id
             if ranges and record.partition_key is not None:
                 late[record.partition_key] = record
-        return [self._told_again(key, one) for key, one in late.items() if self._is_new(instance, key, one)], seen
+        again = (self._told_again(instance, key, one) for key, one in late.items())
+        return [event for event in again if event is not None], seen
 
-    def _is_new(self, instance: dg.DagsterInstance, key: str, late: dg.EventLogRecord) -> bool:
+    def _told_again(
+        self, instance: dg.DagsterInstance, key: str, late: dg.EventLogRecord
+    ) -> dg.AssetMaterialization | None:
+        """As it was told before, with what came since; None where that is known already, or it never was told."""
         asked = dg.AssetRecordsFilter(asset_key=self.windows.key, asset_partitions=[key])
-        told = instance.fetch_materializations(asked, limit=1).records
-        return bool(told) and told[0].storage_id < late.storage_id
-
-    def _told_again(self, key: str, late: dg.EventLogRecord) -> dg.AssetMaterialization:
-        observed = late.asset_observation
+        found = instance.fetch_materializations(asked, limit=1).records
+        before = found[0].asset_materialization if found and found[0].storage_id < late.storage_id else None
+        if before is None or late.asset_observation is None:
+            return None
         return dg.AssetMaterialization(
             self.windows.key,
             partition=key,
             description="told again, since records came after it was told complete",
-            metadata=dict(observed.metadata) if observed else {},
+            metadata={**before.metadata, LATE_RECORDS: late.asset_observation.metadata[LATE_RECORDS]},
         )
 
 

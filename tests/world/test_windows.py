@@ -235,7 +235,9 @@ def test_records_that_come_later_are_counted_on_their_hour(made, reopens):
     world.produce_at(32)
     assert world.live() is None
     assert world.late(0) == [2, 3]
-    assert {hour: told["late_records"].value for hour, told in world.told().items()} == ({0: 3} if reopens else {})
+    told = world.told()
+    assert {hour: one["late_records"].value for hour, one in told.items()} == ({0: 3} if reopens else {})
+    assert [one["offsets"].value for one in told.values()] == ([60] if reopens else []), "and all that was told before"
     assert world.told() == {}
 
 
