@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PrivateAttr
@@ -50,20 +51,23 @@ class SchemaRegistryResource(ResourceWithSecrets):
             subject: whose newest version says what comes out: by the usual strategy the topic with ``-value`` or
                 ``-key``.
             column: ``value`` or ``key``, bytes as Kafka has them. Null stays null. A row with anything else than the
-                wire format fails when Spark computes it.
+                wire format, or of a schema that the registry does not have, fails when Spark computes it.
             message: the full name of the Protobuf message, the first of the file unless told.
 
         Raises:
             RegistryUnreachableError: the registry did not answer within 20 s, or is none.
             AccessRefusedError: it refused the login, or its certificate was refused.
-            SchemaNotFoundError: it has no such subject, or no schema of an id that a record names.
+            SchemaNotFoundError: it has no such subject.
             SchemaUnusableError: a schema is none that Spark can decode by.
             InvalidSettingError: the column holds no bytes; or what a variable holds is no setting.
         """
+        from kafka_liveness_dagster.kafka.registry import SchemaNotFoundError  # noqa: PLC0415 - an extra brings it
         from kafka_liveness_dagster.spark.decoded import decoded, writers  # noqa: PLC0415 - pyspark stays lazy
 
-        registry = self._client()
-        written_by = [registry.schema(number, where) for number, where in sorted(writers(batch, column).items())]
+        registry, written_by = self._client(), []
+        for number, where in sorted(writers(batch, column).items()):
+            with suppress(SchemaNotFoundError):  # its records fail, and no others: they may be dead letters
+                written_by.append(registry.schema(number, where))
         # the newest version is asked for last: it is not older than those that records have
         return decoded(batch, column, written_by, registry.latest(subject), message)
 

@@ -54,7 +54,7 @@ def decoded(
     Args:
         batch: any frame with the column.
         column: of bytes.
-        written_by: every schema that :func:`writers` found.
+        written_by: every schema that :func:`writers` found and the registry has; a row of another one fails.
         reader: which says what columns there are.
         message: of Protobuf, the full name of the message; the first of the file unless told.
 
@@ -70,9 +70,14 @@ def decoded(
     found = F.when(value.isNull(), F.lit(None))
     for ids, read in _readings(column, written_by, reader, message):
         found = found.when(_is_framed(column) & _id(column).isin(ids), read)
-    said = f" is not in the wire format of a schema registry (0x00, the schema's id): its {column} begins with 0x"
-    refused = F.concat(_place(batch), F.lit(said), F.hex(F.substring(value, 1, _FRAME)))
-    return batch.withColumn(column, found.otherwise(F.raise_error(refused)))
+    strange = F.lit(
+        f" is not in the wire format of a schema registry (0x00, the schema's id): its {column} begins with 0x"
+    )
+    unknown = F.concat(
+        F.lit(" was written by schema "), _id(column), F.lit(", which the schema registry does not have")
+    )
+    why = F.when(_is_framed(column), unknown).otherwise(F.concat(strange, F.hex(F.substring(value, 1, _FRAME))))
+    return batch.withColumn(column, found.otherwise(F.raise_error(F.concat(_place(batch), why))))
 
 
 def _readings(

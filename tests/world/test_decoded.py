@@ -27,6 +27,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.transformed import Transformed
+from tests.world.lettered import Lettered
 from tests.world.schema_registry import PASSWORD, USER, started
 
 V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, {"name": "item", "type": "string"}]}
@@ -269,17 +270,29 @@ def test_a_payload_that_its_schema_does_not_describe_fails(registry, resource, b
 
 
 def test_what_the_registry_does_not_have_is_named(registry, resource, batch, subject):
-    """With the record that names it, or the subject; before Spark decodes anything."""
+    """A subject, before Spark decodes anything; a schema, where Spark meets its record."""
     registry.register(subject, json.dumps(V1), "AVRO")
-    with pytest.raises(
-        kl.SchemaNotFoundError,
-        match=rf"at {registry.url} has no schema 99999, by which the record at offset 0 of orders-\w+:0 was written",
-    ):
-        resource.decode(batch([framed(99_999, b"\2")]), subject)
+    message = r"the record at offset 0 of orders-\w+:0 was written by schema 99999, which the schema registry does not"
+    with pytest.raises(PySparkException, match=message):
+        values(resource.decode(batch([framed(99_999, b"\2")]), subject))
     with pytest.raises(
         kl.SchemaNotFoundError, match=r"has no subject 'nobody-value'.*nothing of the batch was written"
     ):
         resource.decode(batch([None]), "nobody-value")
+
+
+def test_records_that_no_schema_decodes_are_dead_letters(  # noqa: PLR0917 - fixtures
+    registry, resource, services, produce, rows, warm_spark, send, subject
+):
+    """Of another registry, or of none: the others are in the table."""
+    world = Lettered(services, produce, rows, warm_spark)
+    good = serialized(AvroSerializer, registry, subject, V1)
+    send([good({"id": 1, "item": "tea"}), framed(99_999, b"\2"), b"{}", good({"id": 2, "item": "mate"})], world.topic)
+    world.value = lambda it: resource.decode(it, subject).select("topic", "partition", "offset", "value.*")
+    assert world.live() is None
+    assert (world.offsets(), world.owed()) == ([0, 3], [(1, 3)])
+    told = [row["error"] for row in rows(f"{world.table}_dead_letters")]
+    assert ["by schema 99999" in told[0], "not in the wire format" in told[1]] == [True, True]
 
 
 def test_a_schema_that_cannot_be_decoded_by_is_named(registry, resource, batch, subject):
