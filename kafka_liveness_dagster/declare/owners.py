@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.declare.definitions import KafkaAsset
+    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 
-_owners: weakref.WeakValueDictionary[tuple[str, str], KafkaAsset] = weakref.WeakValueDictionary()
+_owners: weakref.WeakValueDictionary[tuple[str, str], KafkaAssetSettings] = weakref.WeakValueDictionary()
 
 
-def take_group(asset: KafkaAsset) -> None:
+def take_group(asset: KafkaAssetSettings) -> None:
     """The group is this asset's: two would share its partitions, and each would have half of the rows.
 
     Raises:
@@ -31,16 +31,16 @@ def take_group(asset: KafkaAsset) -> None:
     _owners[_group(asset)] = asset
 
 
-def _rival(asset: KafkaAsset) -> KafkaAsset | None:
+def _rival(asset: KafkaAssetSettings) -> KafkaAssetSettings | None:
     """Another asset that took the group."""
     owner = _owners.get(_group(asset))
     return None if owner is None or owner.identifier == asset.identifier else owner
 
 
-def _shown(asset: KafkaAsset) -> str:
-    return asset.settings.key.to_user_string()
+def _shown(asset: KafkaAssetSettings) -> str:
+    return asset.key.to_user_string()
 
 
-def _group(asset: KafkaAsset) -> tuple[str, str]:
+def _group(asset: KafkaAssetSettings) -> tuple[str, str]:
     """Of the cluster that the resource of this key reaches."""
-    return asset.settings.resources.kafka, asset.group_id
+    return asset.resources.kafka, asset.group_id

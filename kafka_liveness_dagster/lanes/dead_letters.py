@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
     from kafka_liveness_dagster.lanes.lane import Lane
-    from kafka_liveness_dagster.lanes.pipeline import Pipeline
+    from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
     from kafka_liveness_dagster.spark.iceberg import TableWrite, Written
     from kafka_liveness_dagster.spark.transformed import Transformed
@@ -145,7 +145,9 @@ def _why(write: TableWrite, frame: Transformed, ranges: Sequence[OffsetRange], m
     return {one: why[one] for one in failing_alone(ranges, fails, most)}
 
 
-def remove_processed(pipeline: Pipeline, done: Sequence[OffsetRange], budget_seconds: float) -> None:
+def remove_processed(
+    spark: SparkConnectResource, table: str, done: Sequence[OffsetRange], budget_seconds: float
+) -> None:
     """Remove the letters of what is processed by now; those of what was forgiven, or is still owed, stay.
 
     Whether there can be letters is nobody's setting: it may have been another one when they were written.
@@ -154,8 +156,6 @@ def remove_processed(pipeline: Pipeline, done: Sequence[OffsetRange], budget_sec
     from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS  # noqa: PLC0415
     from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
 
-    if not pipeline.table:
-        return
-    session, seconds = pipeline.spark.session(), max(budget_seconds, ANSWER_SECONDS)
-    with line_of(session).within(seconds, f"dead letters of {pipeline.table} were removed that are processed"):
-        DeadLetterTable.beside(session, pipeline.table).remove(done)
+    session, seconds = spark.session(), max(budget_seconds, ANSWER_SECONDS)
+    with line_of(session).within(seconds, f"dead letters of {table} were removed that are processed"):
+        DeadLetterTable.beside(session, table).remove(done)

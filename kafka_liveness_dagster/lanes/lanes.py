@@ -155,7 +155,8 @@ def catch_up(
         tally = Tally()
         pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, keys), tally)
         left_out, bad, lost, done = lane.quarantined, lane.bad, lane.lost, lane.done_ranges()
-    remove_processed(pipeline, done, lane.budget.seconds)
+    if asset.table is not None:
+        remove_processed(pipeline.spark, asset.table, done, lane.budget.seconds)
     context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
     outcome = "All else of these partitions is done, but they stay missing until the offsets are"
     if left_out:
