@@ -71,7 +71,7 @@ class KafkaAsset:
         Raises:
             InvalidSettingError: another asset of this process has the same group.
         """
-        take_group(self.settings)
+        take_group(self)
         topics = [
             spec for topic, spec in zip(self.topics, topic_specs(self.topics), strict=True) if topic not in declared
         ]
