@@ -40,7 +40,7 @@ class JudgedWindow:
 
     Attributes:
         ranges: the offsets from the first record of the window on, to the first one behind it.
-        closed: what of them was not processed: forgiven, or lost and told.
+        closed: what was not processed, of them, or expired and maybe of them: forgiven, or lost and told.
         waits_for: what is not processed yet, in words.
     """
 
@@ -64,8 +64,10 @@ def judged(
         begins: the first offset that is of the window or later; None where there is none.
         ends: the first offset that is later than the window; the log's very end where there is none, open transactions
             included.
-        is_of_our_time: the window began after somebody began to look at the group: what expired was looked at.
+        is_of_our_time: the window began when the group was at work and somebody looked: what expired was processed.
     """
+    if unknown := next((one for one in partitions if _origin(one) is None), None):
+        return JudgedWindow(Completeness.WAITING, waits_for=f"a commit that says where {unknown.topic_partition} began")
     if any(not _was_seen(one, begins[one.topic_partition], is_of_our_time=is_of_our_time) for one in partitions):
         return JudgedWindow(Completeness.UNKNOWN)
     left = {one.topic_partition: size(_to_do(one, ends[one.topic_partition])) for one in partitions}
@@ -75,7 +77,7 @@ def judged(
     return JudgedWindow(
         Completeness.COMPLETE,
         tuple(OffsetRange(*tp, *span) for tp, span in spans.items() if span.size),
-        sum(size(intersection((spans[one.topic_partition],), one.reported)) for one in partitions),
+        sum(size(intersection((_maybe(one, spans[one.topic_partition]),), one.reported)) for one in partitions),
     )
 
 
@@ -89,18 +91,26 @@ def all_done(partitions: Sequence[PartitionSnapshot], ranges: Collection[OffsetR
     )
 
 
+def _origin(one: PartitionSnapshot) -> int | None:
+    """The first offset that the group answers for; of a log that nobody has read yet its very first one alone."""
+    if one.committed is not None:
+        return one.origin
+    return 0 if one.log_start == 0 else None
+
+
 def _was_seen(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: bool) -> bool:
     """Whether the group answers for all of the window that was ever in this partition."""
-    first = one.log_end if begin is None else begin
-    floor = one.origin if one.committed is not None else one.log_start
-    # Rule 1: nobody knows where the group began: no table to hold its commits against
-    if floor is None:
-        return False
-    # Rule 2: what lies below its beginning was never its to process
+    first, floor = one.log_end if begin is None else begin, _origin(one) or 0
+    # Rule 1: what lies below its beginning was never its to process
     if first < floor:
         return False
-    # Rule 3: at its very beginning older records may have expired before anybody looked
-    return first > floor or floor == 0 or is_of_our_time
+    # Rule 2: where nothing older is left, some of the window may have expired before anybody looked
+    return first > max(floor, one.log_start) or floor == 0 == one.log_start or is_of_our_time
+
+
+def _maybe(one: PartitionSnapshot, span: Span) -> Span:
+    """With what has expired in front of it, which may have been of the window."""
+    return Span(0, span.end) if span.start <= one.log_start else span
 
 
 def _to_do(one: PartitionSnapshot, end: int) -> tuple[Span, ...]:

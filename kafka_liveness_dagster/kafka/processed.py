@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
-from kafka_liveness_dagster.kafka.times import offsets_at
+from kafka_liveness_dagster.kafka.times import offsets_at, window_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Processed:
     Attributes:
         ranges: processed once.
         owed: not processed yet, and owed.
-        ahead: how many the live lane has still to read.
+        ahead: how many the live lane has still to read, open transactions and partitions without a commit included.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -67,17 +67,21 @@ def processed(
     facts = cluster.facts(group_id, sorted(cluster.commits(group_id, known)))
     if not facts:
         raise InvalidSettingError(f"group {group_id} has committed nothing{' of these topics' if topics else ''}")
-    first = offsets_at(cluster, facts, begin_ms)
+    first: Mapping[TopicPartition, int | None]
     behind: Mapping[TopicPartition, int | None] = dict.fromkeys(facts)
-    if end_ms is not None:
-        behind = offsets_at(cluster, facts, end_ms)
+    if end_ms is None:
+        first = offsets_at(cluster, facts, begin_ms)
+    else:
+        first, behind = window_bounds(cluster, list(facts), begin_ms, end_ms)
     spans = {tp: _span(first[tp], behind[tp], one.log_end) for tp, one in facts.items()}
+    new = cluster.log_bounds(tp for tp in known if topics and tp not in facts)
     if not what_is_left:
         _check_whole(facts, spans)
     return Processed(
         tuple(OffsetRange(*tp, *span) for tp, one in facts.items() for span in _done(one, spans[tp])),
         tuple(OffsetRange(*tp, *s) for tp, one in facts.items() for s in intersection(one.outstanding, (spans[tp],))),
-        sum(max(0, spans[tp].end - max(spans[tp].start, one.committed or 0)) for tp, one in facts.items()),
+        sum(max(0, spans[tp].end - max(spans[tp].start, one.committed or 0)) for tp, one in facts.items())
+        + sum(end - start for start, end in new.values()),
     )
 
 

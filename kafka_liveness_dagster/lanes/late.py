@@ -17,6 +17,7 @@ from kafka_liveness_dagster.metadata import LATE_RECORDS, late_metadata, number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
     from kafka_liveness_dagster.settings.windows import Window, Windows
@@ -37,32 +38,50 @@ class LateRecords:
     ) -> None:
         self._context, self._windows, self._group_id, self._again = context, windows, group_id, again
 
-    def tell(self, one: InFlightWrite, since: float = 0.0) -> float:
+    def tell(self, one: InFlightWrite, batch: Batch, since: float = 0.0) -> float:
         """Tell what of a written batch is of windows that were told; of those that end after ``since``.
+
+        Args:
+            one: how it was written.
+            batch: what of it is in the table.
+            since: up to where it was told before.
 
         Returns:
             When the newest window ends that was told by now, in seconds since the epoch.
         """
-        frame = one.frame
-        if frame is None or any(r.overlaps(other) for r in one.batch.ranges for other in self._again):
+        since, ranges = max(since, self._windows.begin), self._new(batch)
+        if one.frame is None or not ranges:
             return since
-        since, oldest = max(since, self._windows.begin), frame.oldest_ms()
-        if oldest is not None and oldest >= 1000 * (time.time() - self._windows.allowed_lateness_seconds):
-            return since
+        oldest = one.frame.oldest_ms()
+        if oldest is not None and oldest >= 1000 * self._windows.at(time.time()).begin:
+            return since  # of the window that is not over: as nearly all that is read
         until = max(since, self._windows.told_until(self._context.instance))
         if until > since and (oldest is None or oldest < 1000 * until):
             with one.job:
-                found = frame.counted_by_time(since, until)
-            self._tell(found, one.batch.ranges)
+                found = one.frame.only(ranges).counted_by_time(since, until)
+            self._tell(found, ranges)
         return until
+
+    def tell_what_was_told_between(self, one: InFlightWrite, batch: Batch, since: float) -> None:
+        """The same for windows that were told while the batch was committed, which it is by now: nothing may fail."""
+        try:
+            self.tell(one, batch, since)
+        except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
+            self._context.log.warning("whether records of %s are late is not known: %s", batch, error)
+
+    def _new(self, batch: Batch) -> list[OffsetRange]:
+        """What of it is not processed again."""
+        return [r for r in batch.done if not any(r.overlaps(other) for other in self._again)]
 
     def _tell(self, found: Sequence[tuple[str, int, float, int]], ranges: Sequence[OffsetRange]) -> None:
         counts: dict[Window, int] = defaultdict(int)
         where: dict[Window, set[tuple[str, int]]] = defaultdict(set)
+        told = self._context.instance.get_materialized_partitions(self._windows.key)
         for topic, partition, moment, count in found:
             window = self._windows.at(moment)
-            counts[window] += count
-            where[window].add((topic, partition))
+            if window.key in told:
+                counts[window] += count
+                where[window].add((topic, partition))
         for window, count in counts.items():
             total = count + self._told_before(window.key)
             late = [r for r in ranges if tuple(r.topic_partition) in where[window]]

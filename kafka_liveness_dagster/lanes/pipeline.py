@@ -175,16 +175,16 @@ class Pipeline:
         except Exception:
             lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
             raise
-        until = self.late.tell(one) if self.late else 0.0
+        until = self.late.tell(one, landed.batch) if self.late else 0.0
         handed_over = lane.commit(landed.batch)
         failpoint(Failpoint.AFTER_OFFSET_COMMIT)
-        if self.late:
-            self.late.tell(one, until)  # what was told between
         seconds = in_flight.committed()
         tally.add(landed.batch, landed.written.rows, seconds)
         lines.committed(landed.batch, landed.written, seconds, handed_over)
         for left_out in landed.left_out(handed_over):
             on_quarantine(*left_out)
+        if self.late:
+            self.late.tell_what_was_told_between(one, landed.batch, until)
         return seconds
 
     def _landed(self, one: InFlightWrite, lane: Lane) -> Landed:

@@ -15,6 +15,8 @@ from kafka_liveness_dagster.core.watch import MAX_ABSENT, Memory, Remembered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kafka_liveness_dagster.sensor.windows import ToldWindows
+
 _FIRST_REASONS = (  # in the order of the first versions, which stored the place of a reason in it
     "graceful",
     "canceled",
@@ -66,8 +68,8 @@ class GroupCursor(BaseModel, frozen=True):
         outcomes: of the checks as they were stored last, in a letter each.
         checked_at: when, seconds since the epoch.
         judged_of: the number of the last materialization before that.
-        told_to: the end of the last window of time that was dealt with, seconds since the epoch; 0 before the first.
-        late_seen: the number of the last event of late records that was.
+        told_to: the end of the last window of time that was dealt with, in seconds since the epoch; this and the next
+            three are ``sensor.windows.ToldWindows``'s.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
         runs: names of its members by their keys, and so are the next two.
         elsewhere: those that are runs of another Dagster instance.
@@ -82,7 +84,9 @@ class GroupCursor(BaseModel, frozen=True):
     checked_at: float = 0.0
     judged_of: int = 0
     told_to: float = 0.0
+    watched: float = 0.0
     late_seen: int = 0
+    windows: str = ""
     state: GroupState | None = None
     runs: dict[str, str] = {}
     elsewhere: dict[str, str] = {}
@@ -130,8 +134,7 @@ class GroupCursor(BaseModel, frozen=True):
         outcomes: str = "",
         checked_at: float = 0.0,
         judged_of: int = 0,
-        told_to: float = 0.0,
-        late_seen: int = 0,
+        told: ToldWindows | None = None,
     ) -> GroupCursor:
         """The cursor that keeps a memory."""
         return cls(
@@ -141,8 +144,7 @@ class GroupCursor(BaseModel, frozen=True):
             outcomes=outcomes,
             checked_at=checked_at,
             judged_of=judged_of,
-            told_to=told_to,
-            late_seen=late_seen,
+            **({} if told is None else _of_windows(told)),
             state=memory.state,
             runs=_names(memory),
             elsewhere=_names(memory, is_elsewhere=True),
@@ -172,6 +174,15 @@ class GroupCursor(BaseModel, frozen=True):
     def encode(self) -> str:
         """The cursor as Dagster stores it."""
         return self.model_dump_json(exclude_defaults=True)
+
+
+def _of_windows(told: ToldWindows) -> dict[str, Any]:
+    return {
+        "told_to": told.told_to,
+        "watched": round(told.watched),
+        "late_seen": told.late_seen,
+        "windows": told.identity,
+    }
 
 
 def _absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, int | None, bool]]:

@@ -24,7 +24,7 @@ from kafka_liveness_dagster.sensor.observations import crash_lag_observations, g
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_look import TableLook
-from kafka_liveness_dagster.sensor.windows import NO_WINDOWS, WindowWatch
+from kafka_liveness_dagster.sensor.windows import ToldWindows, WindowWatch
 from kafka_liveness_dagster.settings.declared import checked
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
 
@@ -125,8 +125,8 @@ class _Watch:
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
         newest = self.checks.newest(instance, now) if self.checks else 0
         forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
-        told_to = self.windows.told_to(instance, cursor) if self.windows else 0.0
-        tells = self.windows is not None and self.windows.is_due(told_to, now)
+        windows = self.windows.known(instance, cursor, now) if self.windows else ToldWindows()
+        tells = self.windows is not None and self.windows.is_due(windows, now)
         look = self._look(cluster, instance, table, must_ask=is_due or forgotten or tells)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
         keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
@@ -153,12 +153,9 @@ class _Watch:
                 table=table,
             )
             judged, outcomes, checked_at = news(judged, outcomes, checked_at, now, forgotten=forgotten)
-        windows = NO_WINDOWS
-        if self.windows is not None:
-            cannot_tell = table.cannot_tell if table else ""
-            windows = self.windows.tell(
-                cluster, instance, look, cursor, told_to=told_to, now=now, cannot_tell=cannot_tell
-            )
+        if self.windows is not None and table is not None:
+            cannot_tell = table.cannot_tell or ("" if table.asked else "it was not asked")
+            windows = self.windows.tell(cluster, instance, look, windows, now=now, cannot_tell=cannot_tell)
         runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
         return dg.SensorResult(
             run_requests=runs,
@@ -183,8 +180,7 @@ class _Watch:
                 outcomes=outcomes,
                 checked_at=checked_at,
                 judged_of=max(newest, cursor.judged_of) if judged else cursor.judged_of,
-                told_to=windows.told_to,
-                late_seen=windows.late_seen,
+                told=windows,
                 epoch=cursor.epoch or int(now),
             ).encode(),
         )

@@ -5,6 +5,7 @@ In order, each once: a tick that is repeated tells what it told, and Dagster has
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import dagster as dg
 
 from kafka_liveness_dagster.core.completeness import Completeness, JudgedWindow, all_done, judged
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_ranges, number, window_metadata
 
 if TYPE_CHECKING:
@@ -23,24 +25,26 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.settings.windows import Window, Windows
 
 _MOST = 100  # of one tick: each is a row, and two requests
+_MOST_SECONDS = 10.0  # of a tick, of which Dagster ends one that takes 60
 
 
 class ToldWindows(NamedTuple):
     """What a tick tells of windows.
 
     Attributes:
-        told_to: the end of the last window that was dealt with, in seconds since the epoch.
+        told_to: the end of the last window that was dealt with, in seconds since the epoch; 0 before the first.
+        watched: since when the group is at work and looked at, likewise; 0 while it is not.
         late_seen: the last event of late records that was dealt with.
+        identity: of the windows that this is about.
         said: how far the windows are, and what the next one waits for.
     """
 
-    events: Sequence[dg.AssetMaterialization]
-    told_to: float
-    late_seen: int
-    said: str
-
-
-NO_WINDOWS = ToldWindows((), 0.0, 0, "")
+    events: Sequence[dg.AssetMaterialization] = ()
+    told_to: float = 0.0
+    watched: float = 0.0
+    late_seen: int = 0
+    identity: str = ""
+    said: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +59,29 @@ class WindowWatch:
     group_id: str
     target: str
 
-    def told_to(self, instance: dg.DagsterInstance, cursor: GroupCursor) -> float:
-        """Up to where they were dealt with; a cursor that was reset asks Dagster."""
-        return cursor.told_to or max(self.windows.told_until(instance), self.windows.begin)
+    def known(self, instance: dg.DagsterInstance, cursor: GroupCursor, now: float) -> ToldWindows:
+        """What was told before: by the cursor, or by Dagster, where it was reset or is of other windows."""
+        if cursor.windows == self.windows.identity and cursor.told_to <= now:
+            return ToldWindows((), cursor.told_to, cursor.watched, cursor.late_seen, cursor.windows)
+        told, until = instance.get_materialized_partitions(self.windows.key), 0.0
+        for window in self.windows.ended(self.windows.begin, now, len(told)):
+            if window.key not in told:
+                break
+            until = window.end
+        newest = self.windows.told_until(instance)
+        return ToldWindows((), until, newest if newest <= now and told else 0.0, 0, self.windows.identity)
 
-    def is_due(self, told_to: float, now: float) -> bool:
+    def is_due(self, before: ToldWindows, now: float) -> bool:
         """Whether there is a window to judge: then the table has to be asked."""
-        return bool(self._due(told_to, now, 1))
+        return bool(self._due(before, now))
 
     def tell(
         self,
         cluster: Cluster,
         instance: dg.DagsterInstance,
         look: GroupLook,
-        cursor: GroupCursor,
+        before: ToldWindows,
         *,
-        told_to: float,
         now: float,
         cannot_tell: str,
     ) -> ToldWindows:
@@ -80,36 +91,49 @@ class WindowWatch:
             cluster: knows which offsets are of a time.
             instance: knows what was told.
             look: the group, asked before the cluster is, with what its table says.
-            cursor: of the tick before.
-            told_to: up to where windows were dealt with.
+            before: what was told before.
             now: seconds since the epoch.
             cannot_tell: why the table could not be asked; then nothing is told.
         """
-        complete: dict[Window, JudgedWindow] = {}
-        said = ""
-        for window in self._due(told_to, now, _MOST):
-            found = self._judged(cluster, look, window, watched_since=cursor.epoch or now)
+        at_work = all(one.committed is not None or one.log_end == 0 for one in look.snapshot.partitions)
+        watched = before.watched or (now if at_work else 0.0)
+        events: list[dg.AssetMaterialization] = []
+        unknown, said, told_to = 0, "", before.told_to
+        due, give_up_at = self._due(before, now), time.monotonic() + _MOST_SECONDS
+        known = instance.get_materialized_partitions(self.windows.key) if due else set()
+        for window in due:
+            if window.key in known:
+                told_to = window.end
+                continue
+            found = self._judged(cluster, look, window, watched or now)
             if cannot_tell or found.standing is Completeness.WAITING:
                 said = f"{window} waits for {f'the table: {cannot_tell}' if cannot_tell else found.waits_for}"
                 break
             told_to = window.end
+            unknown += found.standing is Completeness.UNKNOWN
             if found.standing is Completeness.COMPLETE:
-                complete[window] = found
-        known = instance.get_materialized_partitions(self.windows.key) if complete else set()
-        events = [self._event(window, one, now) for window, one in complete.items() if window.key not in known]
-        again, late_seen = self._again(instance, look, cursor.late_seen) if not cannot_tell else ([], cursor.late_seen)
-        until = f"complete to {_iso(told_to)}" if told_to > self.windows.begin else ""
-        return ToldWindows([*events, *again], told_to, late_seen, "; ".join(filter(None, (until, said))))
+                events.append(self._event(window, found, now))
+            if time.monotonic() > give_up_at:
+                break  # a tick that is too long is ended by Dagster, and nothing of it is kept
+        again, late_seen, waiting = self._again(instance, look, before.late_seen)
+        words = [
+            f"told to {_iso(told_to)}" if told_to else "",
+            f"{unknown:,} windows up to there are not told: the group had not all of them" if unknown else "",
+            said,
+            f"late records are waited for in {listed(waiting)}" if waiting else "",
+        ]
+        said = "; ".join(filter(None, words))
+        return ToldWindows([*events, *again], told_to, watched, late_seen, self.windows.identity, said)
 
-    def _due(self, told_to: float, now: float, most: int) -> list[Window]:
-        return self.windows.ended(told_to, now - self.windows.allowed_lateness_seconds, most)
+    def _due(self, before: ToldWindows, now: float) -> list[Window]:
+        return self.windows.ended(before.told_to, now - self.windows.allowed_lateness_seconds, _MOST)
 
-    def _judged(self, cluster: Cluster, look: GroupLook, window: Window, watched_since: float) -> JudgedWindow:
+    def _judged(self, cluster: Cluster, look: GroupLook, window: Window, watched: float) -> JudgedWindow:
         from kafka_liveness_dagster.kafka.times import window_bounds  # noqa: PLC0415 - confluent_kafka stays lazy
 
         until = window.end + self.windows.allowed_lateness_seconds
         begins, ends = window_bounds(cluster, list(look.partitions), round(1000 * window.begin), round(1000 * until))
-        return judged(look.snapshot.partitions, begins, ends, is_of_our_time=window.begin >= watched_since)
+        return judged(look.snapshot.partitions, begins, ends, is_of_our_time=window.begin >= watched)
 
     def _event(self, window: Window, found: JudgedWindow, now: float) -> dg.AssetMaterialization:
         offsets = number(sum(r.size for r in found.ranges), "offset")
@@ -127,21 +151,23 @@ class WindowWatch:
 
     def _again(
         self, instance: dg.DagsterInstance, look: GroupLook, seen: int
-    ) -> tuple[list[dg.AssetMaterialization], int]:
-        """Those that have got late records since they were told, when these are in the table."""
+    ) -> tuple[list[dg.AssetMaterialization], int, list[str]]:
+        """Those that have got late records since they were told, when these are in the table; and those that wait."""
         if not self.windows.reopen_on_late:
-            return [], seen
+            return [], seen, []
         asked = dg.AssetRecordsFilter(asset_key=self.windows.key, after_storage_id=seen or None)
         late: dict[str, dg.EventLogRecord] = {}
+        waiting: dict[str, None] = {}
         for record in instance.fetch_observations(asked, limit=_MOST, ascending=True).records:
-            ranges = late_ranges(record.asset_observation)
-            if ranges and not all_done(look.snapshot.partitions, ranges):
-                break
-            seen = record.storage_id
-            if ranges and record.partition_key is not None:
-                late[record.partition_key] = record
-        again = (self._told_again(instance, key, one) for key, one in late.items())
-        return [event for event in again if event is not None], seen
+            key, ranges = record.partition_key, late_ranges(record.asset_observation)
+            if key is not None and ranges and not all_done(look.snapshot.partitions, ranges):
+                waiting[key] = None
+            elif key is not None and ranges:
+                late[key] = record
+            if not waiting:
+                seen = record.storage_id
+        again = (self._told_again(instance, key, one) for key, one in late.items() if key not in waiting)
+        return [event for event in again if event is not None], seen, list(waiting)
 
     def _told_again(
         self, instance: dg.DagsterInstance, key: str, late: dg.EventLogRecord

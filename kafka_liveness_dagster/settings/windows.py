@@ -72,6 +72,11 @@ class Windows:
         return dg.TimeWindowPartitionsDefinition(start=start, fmt=_OF_A_TIME, cron_schedule=_QUARTERS, timezone=zone)
 
     @property
+    def identity(self) -> str:
+        """What tells these windows from others of the same asset."""
+        return f"{self.every} {self.start} {self.timezone}"
+
+    @property
     def begin(self) -> float:
         """Of the first one, in seconds since the epoch."""
         return self.definition.start_timestamp

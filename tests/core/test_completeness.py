@@ -28,6 +28,13 @@ def judge(one, begin, end, *, is_of_our_time=False):
         pytest.param(partition(), 100, "", id="read to its end"),
         pytest.param(partition(committed=59), 60, "1 offsets of orders:0", id="one short"),
         pytest.param(partition(committed=None, origin=None), 60, "60 offsets of orders:0", id="never read"),
+        pytest.param(
+            partition(committed=None, log_start=100),
+            100,
+            "a commit that says where orders:0 began",
+            id="expired unread",
+        ),
+        pytest.param(partition(origin=None), 60, "a commit that says where orders:0 began", id="a stranger's commit"),
         pytest.param(partition(committed=None, origin=None, log_end=0), 0, "", id="added, and empty"),
         pytest.param(partition(outstanding=(Span(70, 80),)), 60, "", id="owed behind it"),
         pytest.param(
@@ -59,8 +66,11 @@ def test_what_it_waits_for(one, end, waits_for):
         pytest.param(partition(origin=40), 30, True, False, id="the group began within"),
         pytest.param(partition(origin=100), None, False, False, id="nothing is left of before"),
         pytest.param(partition(origin=40), None, False, True, id="nothing of it, and older records before"),
-        pytest.param(partition(origin=None), 50, True, False, id="nobody knows where the group began"),
-        pytest.param(partition(committed=None, origin=None, log_start=100), None, True, True, id="expired, never read"),
+        pytest.param(
+            partition(origin=10, log_start=50), 50, False, False, id="may have expired before it was looked at"
+        ),
+        pytest.param(partition(origin=10, log_start=50), 50, True, True, id="expired since"),
+        pytest.param(partition(origin=10, log_start=50), 51, False, True, id="something older is left"),
     ],
 )
 def test_what_is_known_of_its_beginning(one, begin, is_of_our_time, known):
@@ -73,6 +83,14 @@ def test_what_it_tells():
     orders, payments = partition(reported=(Span(45, 47), Span(99, 100))), partition(tp=PAYMENTS)
     found = judged([orders, payments], {ORDERS: 40, PAYMENTS: None}, {ORDERS: 60, PAYMENTS: 100}, is_of_our_time=False)
     assert (found.ranges, found.closed) == ((OffsetRange("orders", 0, 40, 60),), 2)
+
+
+def test_what_expired_unprocessed_may_have_been_of_it():
+    """It was told as lost, or forgiven, and no timestamp says any more of when it was."""
+    one = partition(log_start=50, reported=(Span(20, 50),))
+    assert judge(one, 50, 60, is_of_our_time=True).closed == 30
+    assert judge(one, 55, 60, is_of_our_time=True).closed == 0, "something older than the window is left"
+    assert judge(partition(log_start=100, reported=(Span(20, 50),)), None, 100, is_of_our_time=True).closed == 30
 
 
 def test_the_worst_is_named_and_the_others_counted():

@@ -86,7 +86,7 @@ def world(services, make_topic, produce, table, budget):
 
 def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     """A batch of more than two offsets hangs: four are too many, two are not, and all end in the table."""
-    monkeypatch.setattr("kafka_liveness_dagster.lanes.pipeline.TELL_EVERY_SECONDS", 1.0)
+    monkeypatch.setattr("kafka_liveness_dagster.lanes.batch_lines.TELL_EVERY_SECONDS", 1.0)
     asset = world.asset(slow_if(MORE_THAN_TWO))
     run = world.run(asset)
     assert run.success, run.failure_data_for_node("orders").error.cause

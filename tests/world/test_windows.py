@@ -99,7 +99,7 @@ def test_an_hour_that_a_crash_cut_is_told_when_its_crash_lag_is_done(world):
     """Each once, in order, with its offsets; and until then it is said what is waited for."""
     world.crash_at_70()
     assert {hour: told["offsets"].value for hour, told in world.told().items()} == {0: 60}
-    until = f"complete to {world.key(1)[:10]} {world.key(1)[11:]} UTC"
+    until = f"told to {world.key(1)[:10]} {world.key(1)[11:]} UTC"
     assert world.waits() == f"{until}; {world.key(1)} waits for 30 offsets of {world.topic}:0"
     world.grow_to(150)
     assert world.live() is None
