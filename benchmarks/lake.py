@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 _SECONDS = 60
 _ROWS = ("topic", "partition", "offset", "CAST(value AS string) AS order_json")
+_CHECKPOINTS = (  # of Structured Streaming: on the same file system as all else, else it starts processes for each file
+    "spark.sql.streaming.checkpointFileManagerClass",
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+)
 _DIFFERENT = 10_000  # values, produced again and again: making four million would take longer than sending them
 
 
@@ -106,6 +110,7 @@ def lake() -> Iterator[Lake]:
     """Kafka and Spark Connect with an empty state folder; they end with the block, also by an error or SIGTERM."""
     with own_services() as (started, home), dg.DagsterInstance.local_temp() as instance:
         session = connect(started.spark_remote)
+        session.conf.set(*_CHECKPOINTS)
         try:
             yield Lake(started.bootstrap_servers, session, home, instance)
         finally:

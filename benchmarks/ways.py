@@ -38,7 +38,10 @@ def in_words(in_flight: int) -> str:
 
 
 def one_pass(frame: DataFrame, table: IcebergTable) -> float:
-    """Plain Spark, everything at once: nothing between Kafka and a table can be faster."""
+    """Plain Spark, everything at once: the bound of what Spark does in batches, since each of them costs it something.
+
+    No bound of others: Flink 2.1 was measured at 0.97 to 1.41 times its speed. It reads ahead while it writes.
+    """
     began = time.perf_counter()
     to_rows(frame).writeTo(table.quoted).option("fanout-enabled", "true").append()
     return time.perf_counter() - began

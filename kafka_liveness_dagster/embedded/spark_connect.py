@@ -75,6 +75,10 @@ def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: in
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": "1g",
+        "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",  # short-lived objects on few cores: half of G1's time
+        "spark.broadcast.blockSize": "64k",  # each job broadcasts its code: by default it takes 4 MB of the heap for it
+        # Hadoop's own starts processes (`chmod`) for each file that it makes; this one asks Java
+        "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
         "spark.driver.extraClassPath": ":".join(class_path),
         "spark.driver.extraJavaOptions": f'{mark_option(mark)} "-Djava.io.tmpdir={scratch}"',
         "spark.driver.host": LOOPBACK,

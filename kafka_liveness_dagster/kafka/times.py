@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _WORST = 10
 _SECONDS = 2.0  # to read so few records; then it is said of those that came
 _MOST = 100  # messages of one answer
+_NO_MORE = {"max.partition.fetch.bytes": 1, "queued.min.messages": 1}  # than the one asked for, and what came with it
 
 
 def seconds_behind(
@@ -63,7 +64,7 @@ def _timestamps(cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition
     At the offset itself may be none: a transaction's marker, or what compaction took.
     """
     settings = cluster.settings
-    config = {**settings.reader(group_id, "kafka-liveness/behind"), "auto.offset.reset": "earliest"}
+    config = {**settings.reader(group_id, "kafka-liveness/behind"), "auto.offset.reset": "earliest", **_NO_MORE}
     client: Any = made(Consumer, config)
     found: dict[TopicPartition, int] = {}
     unheard, give_up_at = set(offsets), time.monotonic() + _SECONDS

@@ -55,6 +55,7 @@ _LONGEST = 300
 _TASK = re.compile(r"^Job aborted.*?Lost task .*?\): ", re.DOTALL)
 _STACK = "\n\nJVM stacktrace:"
 _CONVERTS = re.compile(r"^\tat [\w.$]*\bKafkaRecordToRowConverter\b", re.MULTILINE)
+_OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
 _RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
     r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )(?P<kind>[\w.$]+)(?:\)(?: |$)|: )(?P<said>.*)",
     re.MULTILINE,
@@ -87,6 +88,11 @@ def is_timestamp(error: PySparkException) -> bool:
     """
     overflowed = ("java.lang.ArithmeticException", "long overflow") in raised(error)
     return overflowed and bool(_CONVERTS.search(str(error)))
+
+
+def is_of_source(error: PySparkException) -> bool:
+    """Whether Spark's Kafka source refuses its options, which it looks at when it plans: no record's fault."""
+    return bool(_OPTIONS.search(str(error)))
 
 
 def is_missing(error: PySparkException, table: str) -> bool:

@@ -19,7 +19,7 @@ from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
-from kafka_liveness_dagster.spark.failed import in_short, is_the_servers, is_timestamp
+from kafka_liveness_dagster.spark.failed import in_short, is_of_source, is_the_servers, is_timestamp
 from kafka_liveness_dagster.spark.session import active
 from kafka_liveness_dagster.spark.source import read
 
@@ -159,8 +159,13 @@ class Transformed:
     def _told(self) -> Mapping[str, Any]:
         return self._observed[0].get if self._observed else {}
 
-    def unreadable(self, error: PySparkException) -> UnreadableRecordError | None:
-        """The record at which Spark's Kafka source failed, by name; None for other errors. Reads the batch again."""
+    def unreadable(self, error: PySparkException) -> UnreadableRecordError | SparkFailedError | None:
+        """Why Spark's Kafka source failed: a record, by name, or its options; None for other errors.
+
+        Reads the batch again to find the record.
+        """
+        if is_of_source(error):
+            return self._no_source(error)
         if not is_timestamp(error):
             return None
         where: Sequence[OffsetRange] = self.ranges
@@ -190,11 +195,14 @@ class Transformed:
         try:
             _ = batch.schema
         except PySparkException as error:
-            raise SparkFailedError(
-                f"the Spark server cannot read from Kafka ({in_short(error)}): nothing was read or written; it needs "
-                "Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and options of the "
-                "Kafka resource that this one knows"
-            ) from error
+            raise self._no_source(error) from error
+
+    def _no_source(self, error: PySparkException) -> SparkFailedError:
+        return SparkFailedError(
+            f"the Spark server cannot read from Kafka ({in_short(error)}): nothing was read or written; it needs "
+            "Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and options of the "
+            "Kafka resource that this one knows"
+        )
 
     def _refused(self, what: str, remedy: str) -> TransformError:
         name = getattr(self.transform, "__qualname__", type(self.transform).__name__)

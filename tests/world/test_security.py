@@ -249,7 +249,7 @@ def test_each_way_to_log_in_reads_the_same_partition_and_plans_are_shown_without
     spark_session._hide_secrets(spark)
     assert spark.conf.get("spark.sql.redaction.string.regex").startswith("the server's own|(?:LoginModule required|")
     spark.stop()
-    assert "KafkaRelation" in out.getvalue()
+    assert "kafka" in out.getvalue(), "the plans are there"
     assert not [secret for secret in secured.secrets if secret in out.getvalue()]
 
 

@@ -33,6 +33,15 @@ def test_exactly_the_ranges_are_read(spark, orders):
     assert _offsets(read(spark, [OffsetRange(topic, 0, 70, 120)], kafka)) == [(0, n) for n in range(70, 120)]
 
 
+def test_records_are_read_as_structured_streaming_reads_them(spark, orders, capsys):
+    """Not by Spark's first interface, which makes an object of each record, and rows of these."""
+    topic, kafka = orders
+    read(spark, [OffsetRange(topic, 0, 70, 120)], kafka).explain()
+    plan = capsys.readouterr().out
+    assert "BatchScan" in plan
+    assert "KafkaRelation" not in plan
+
+
 def test_several_ranges_of_one_partition_are_read_once(spark, orders):
     """Ranges apart, touching and overlapping, beside another partition's, give each offset once."""
     topic, kafka = orders

@@ -123,13 +123,24 @@ def test_a_cancelled_transform_is_cancelled_and_not_to_blame(made, warm_spark):
         made(transform)()
 
 
-def test_a_source_that_cannot_be_read_is_not_the_transforms_fault(warm_spark, services):
-    """A connector that is missing, or an option it refuses."""
+def test_a_source_that_cannot_be_read_is_not_the_transforms_fault(warm_spark, services, table):
+    """A connector that is missing, or an option it refuses: neither the transform's nor a record's fault."""
     options = {"kafka.bootstrap.servers": services.bootstrap_servers, "kafka.auto.offset.reset": "latest"}
-    rows = Transformed(lambda batch: batch, warm_spark, (OffsetRange("orders", 3, 70, 120),), options)
-    with pytest.raises(SparkFailedError, match=r"cannot read from Kafka \(.*auto.offset.reset.*connector") as told:
-        rows()
-    assert isinstance(told.value.__cause__, PySparkException)
+    ranges = (OffsetRange("orders", 3, 70, 120),)
+
+    def looks(batch):
+        batch.count()
+        return batch
+
+    kept, looked_at = (Transformed(transform, warm_spark, ranges, options) for transform in (lambda b: b, looks))
+    for fails in (
+        lambda: write(warm_spark, table, ranges, kept),
+        lambda: kept.failure(ranges),
+        looked_at,
+    ):
+        with pytest.raises(SparkFailedError, match=r"cannot read from Kafka \(.*auto.offset.reset.*connector") as told:
+            fails()
+        assert isinstance(told.value.__cause__, PySparkException)
 
 
 @pytest.fixture
