@@ -93,22 +93,31 @@ def test_a_batch_that_fails_does_not_take_the_one_before_with_it(world, rows, sp
     assert offsets(rows(found.table)) == list(range(SIZE))
 
 
+_HEARTBEAT_SECONDS = 5.0
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
     """Poll mode: who gets a partition next begins where the run ended, and does nothing of it again."""
-    found, joined = world(12, partitions=2, protocol=protocol), threading.Event()
+    found, joined, given = world(12, partitions=2, protocol=protocol), threading.Event(), threading.Event()
 
     def second_member():
         wait_for(found.committed)
         with found.kafka.consumer(topics=[found.topic], group_id=found.group, max_batch_seconds=60) as other:
             [first] = wait_for(lambda: other.poll(1.0)).ranges
+            given.set()
             return first.start, len([row for row in rows(found.table) if row["partition"] == first.partition])
 
     def transform(batch):
-        """What follows the first commit waits for the second member: on a busy machine nothing would be left for it."""
+        """What follows the first commit waits for the second member: else nothing would be left for it.
+
+        It is told of its partition with a heartbeat, some seconds later, and this run of the rebalance in a poll.
+        """
         if found.committed() and not joined.is_set():
             wait_for(lambda: len(found.kafka.cluster().members(found.group)) == 2)
             joined.set()
+        if joined.is_set():
+            given.wait(_HEARTBEAT_SECONDS)
         return found.rows_of(batch).drop("nap")
 
     with ThreadPoolExecutor(1) as pool:
