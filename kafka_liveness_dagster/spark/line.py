@@ -9,6 +9,7 @@ time limit. Once the line is cut every call on it ends at once with :class:`Spar
 
 from __future__ import annotations
 
+import queue
 import re
 import threading
 import time
@@ -143,20 +144,21 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
         limit = _ASIDE.get(details.method.rpartition("/")[2])
         with self._waiting():
-            answered = continuation(details if limit is None else details._replace(timeout=limit), request)
+            limited = details if limit is None else details._replace(timeout=limit)
+            answered = _uninterrupted(lambda: continuation(limited, request))
             self._heard(answered.exception())
         return answered
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each operation. Affects: for how long Spark has said nothing."""
         with self._waiting():
-            return self._answers(continuation(details, request))
+            return self._answers(_uninterrupted(lambda: continuation(details, request)))
 
     def _answers(self, answers: Any) -> Iterator[Any]:
         while True:
             with self._waiting():
                 try:
-                    one = next(answers, None)
+                    one = _uninterrupted(lambda: next(answers, None))
                 except grpc.RpcError as error:
                     self._heard(error)
                     raise
@@ -195,6 +197,29 @@ def line_of(session: SparkSession) -> Line:
     """The line of a session that ``connect`` opened."""
     line: Line = session.client._builder  # noqa: SLF001
     return line
+
+
+def _uninterrupted(call: Callable[[], Any]) -> Any:
+    """What a call of gRPC's gives, made where no signal interrupts it: who waits for it may be interrupted.
+
+    Python raises in the main thread, wherever that is; Dagster does for a run that is canceled. Inside gRPC (1.85) the
+    lock of the channel stayed taken, and whoever closed the channel waited for ever.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 (raised again where it is waited for)
+            answer.put((None, error))
+
+    threading.Thread(target=ask, name="kafka-liveness-call", daemon=True).start()
+    value, error = answer.get()
+    if error is not None:
+        raise error
+    return value
 
 
 def redacted(remote: str) -> str:

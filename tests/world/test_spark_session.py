@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import re
 import socket
+import subprocess
+import sys
 import time
 import weakref
 
@@ -18,6 +20,7 @@ from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.session import connect, end
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.world import interrupted
 
 
 def test_each_caller_has_a_session_of_its_own(services):
@@ -101,3 +104,10 @@ def test_a_forgotten_session_is_not_collected(services):
     del session
     gc.collect()
     assert forgotten() is not None
+
+
+def test_an_interrupt_while_a_call_begins_stops_nothing_for_ever(services):
+    """Dagster's signal is raised in the main thread wherever it is: inside gRPC it left a lock taken, for the end's."""
+    command = [sys.executable, "-m", "tests.world.interrupted", services.spark_remote]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert said.splitlines() == [f"canceled at {name}" for name in interrupted.CALLS]
