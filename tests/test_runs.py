@@ -11,7 +11,8 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
-from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, link_of, why_away
+from kafka_liveness_dagster.runs.link import link_of
+from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, why_away
 
 REMAINING = "what is left of dagster/max_runtime"
 CAPPED = f"capped by {REMAINING}"

@@ -20,8 +20,9 @@ from kafka_liveness_dagster.core.membership import RunFate
 from kafka_liveness_dagster.core.processes import Entry, Sign, Word, judge
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host, signs
+from kafka_liveness_dagster.runs.link import link_of
 from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
-from kafka_liveness_dagster.runs.tags import PROCESS_TAG, link_of, sign_of
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, sign_of
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
 
 ROOT = Path(__file__).parents[1]

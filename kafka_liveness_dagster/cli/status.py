@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Liv
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.names import check_group_id
-from kafka_liveness_dagster.core.run_marks import run_of_client
+from kafka_liveness_dagster.core.run_marks import run_of_client, run_of_place
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
 from kafka_liveness_dagster.kafka.answers import both_logs
 from kafka_liveness_dagster.kafka.witness import believed
@@ -178,9 +178,11 @@ def _partition(
 
 
 def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) -> tuple[str, ...]:
-    """Of a static member the coordinator shows the client id that joined first: its commits know better."""
+    """Of a member with an instance id the coordinator shows the client id that joined first: commits know better."""
+    run = run_of_client(member.client_id)
     if member.group_instance_id is not None:
         found = (marks.get(tp) for tp in member.partitions)
-        return tuple(sorted({mark.run for mark in found if mark is not None and mark.mark is not Mark.RELEASED}))
-    run = run_of_client(member.client_id)
+        runs = {mark.run for mark in found if mark is not None and mark.mark is not Mark.RELEASED}
+        if runs or not run_of_place(member.group_instance_id):
+            return tuple(sorted(runs))
     return () if run is None else (run,)

@@ -35,7 +35,8 @@ class MemberSeen:
     Attributes:
         name: the run's 8 hex digits; of a foreign member words for people.
         is_foreign: it is no run of this package.
-        is_static: it has a ``group.instance.id``.
+        is_static: it has a ``group.instance.id`` of the user's.
+        place: its ``group.instance.id`` when that was made for its run: after its death another run may be there.
         is_elsewhere: a Dagster run that this instance does not have.
     """
 
@@ -44,6 +45,7 @@ class MemberSeen:
     partitions: tuple[TopicPartition, ...]
     is_foreign: bool = False
     is_static: bool = False
+    place: str | None = None
     is_elsewhere: bool = False
 
     @property
@@ -71,8 +73,10 @@ class GroupSnapshot:
     def known(self) -> tuple[MemberSeen, ...]:
         """The members in a lasting order, each under the run that it is.
 
-        Of a static member the coordinator shows the client id that joined first: who commits its partitions is it.
+        Of a member with a ``group.instance.id`` the coordinator shows the client id that joined first: who commits a
+        static one's partitions is it, and who took over a place has said so.
         """
+        heirs = {run.place: name for name, run in reversed([*self.runs.items()]) if run.place and run.is_at_work}
         marks = {seen.topic_partition: seen.mark for seen in self.partitions if seen.mark is not None}
         members = []
         for member in sorted(self.members, key=lambda member: member.member_id):
@@ -81,7 +85,8 @@ class GroupSnapshot:
                 _, run = min((mark.mark is not Mark.RUNNING, mark.run) for mark in own)
                 members.append(replace(member, name=run, is_foreign=False))
             else:
-                members.append(member)
+                heir = heirs.get(member.place or "")
+                members.append(replace(member, name=heir, is_elsewhere=False) if heir else member)
         return tuple(members)
 
     @property

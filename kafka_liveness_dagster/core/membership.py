@@ -1,4 +1,4 @@
-"""Who left the group, why, and does the live lane need a run? Group snapshots in, events out.
+"""Who left the group, and why? Group snapshots in, events out.
 
 Level-triggered: the same snapshot gives the same answer however often it is asked, so a sensor tick that is
 repeated changes nothing. Never asks Kafka or Dagster.
@@ -22,14 +22,11 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.processes import Word
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from kafka_liveness_dagster.core.heartbeat import Away
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 
-_PATIENT_FAILURES = 3
-MAX_BACKOFF_SECONDS = 300.0
-_FIRST_BACKOFF_SECONDS = 10.0
 _OLDEST_PARTS = 10
 _FENCED = {
     FenceReason.POLL_TIMEOUT: LeaveReason.POLL_TIMEOUT,
@@ -73,6 +70,7 @@ class Run:
         process: of a run in progress; gone says that it was, too, when Dagster was asked again after that.
         beat: its sign of life, another one every half minute; None when it gives none.
         away_seconds: how long it may be out of the group at most: process timeout and session; None before it said so.
+        place: of a run before it, in which it is a member now.
     """
 
     fate: RunFate
@@ -82,6 +80,12 @@ class Run:
     beat: int | None = None
     away_seconds: float | None = None
     is_catch_up: bool = False
+    place: str | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether somebody works for it, as far as anybody knows."""
+        return self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not Word.GONE
 
 
 class Expiry(Enum):
@@ -218,17 +222,6 @@ def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
     return LeaveReason.SILENT if run.fate is RunFate.IN_PROGRESS and not is_back else LeaveReason.UNEXPLAINED
 
 
-def wants_live_run(
-    partitions: Sequence[PartitionSnapshot], left: Sequence[MemberLeft], *, in_progress: int, max_live_runs: int
-) -> bool:
-    """Whether to start a live run: there is lag, or a crash to recover from, and room for one more run."""
-    if in_progress >= min(max_live_runs, len(partitions)):
-        return False
-    return any(seen.lag for seen in partitions if not seen.paused) or any(
-        gone.reason is LeaveReason.CRASHED for gone in left
-    )
-
-
 def is_due_a_partition(partitions: int, others: Iterable[int]) -> bool:
     """Whether a member that has no partition will be given one: there are more of them than others that work.
 
@@ -240,11 +233,3 @@ def is_due_a_partition(partitions: int, others: Iterable[int]) -> bool:
     (True, False, False)
     """
     return partitions > sum(1 for held in others if held)
-
-
-def restart_delay_seconds(failures_in_a_row: int) -> float:
-    """No delay after a crash; a run that fails every time is started more and more rarely, at last every 5 min."""
-    if failures_in_a_row < _PATIENT_FAILURES:
-        return 0.0
-    doubled = min(failures_in_a_row - _PATIENT_FAILURES, 10)
-    return min(MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * float(2**doubled))

@@ -1,4 +1,4 @@
-"""Which run does a commit, or a member, belong to? Each run has 8 hex digits, and a client id that holds it.
+"""Which run does a commit, or a member, belong to? Each run has 8 hex digits, and names that hold it.
 
 >>> run_mark("0badcafe-1111-2222-3333-444444444444")
 '0badcafe'
@@ -10,6 +10,7 @@ import hashlib
 import re
 
 _RUN = re.compile("[0-9a-f]{8}")
+_PLACE = re.compile(r"kafka-liveness\.([^.]+)\.[0-9a-f]{8}")
 
 
 def run_mark(run_id: str) -> str:
@@ -45,6 +46,25 @@ def dagster_run_of_client(client_id: str) -> str | None:
     """
     owner, run_id = _owner_and_run(client_id)
     return (run_id or None) if owner == "dagster" else None
+
+
+def place_of(run_id: str, membership: str) -> str:
+    """The ``group.instance.id`` of a run's membership: 8 hex digits of its own tell it from the run's others.
+
+    >>> place_of("0badcafe-1111", "00c0ffee")
+    'kafka-liveness.0badcafe-1111.00c0ffee'
+    """
+    return f"kafka-liveness.{run_id}.{membership}"
+
+
+def run_of_place(group_instance_id: str | None) -> str | None:
+    """The whole id of the run that such a name was made for; None of a name that somebody gave.
+
+    >>> run_of_place("kafka-liveness.0badcafe-1111.00c0ffee"), run_of_place("etl-0")
+    ('0badcafe-1111', None)
+    """
+    found = _PLACE.fullmatch(group_instance_id or "")
+    return found[1] if found else None
 
 
 def _owner_and_run(client_id: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import SERVERS, VALUE, shown
 from kafka_liveness_dagster.core.resume import ResumePolicy
-from kafka_liveness_dagster.core.timeouts import check_request_timeout
+from kafka_liveness_dagster.core.timeouts import MAX_BUDGET_SECONDS, check_request_timeout
 from kafka_liveness_dagster.kafka.security import NAMES, Security, instead_of, is_about_security
 
 if TYPE_CHECKING:
@@ -102,12 +102,15 @@ class KafkaSettings:
 
     def member(self, live: LiveSettings, client_id: str, timeouts: Timeouts) -> dict[str, Any]:
         """Settings of a group member that fetches nothing: Spark reads the planned ranges."""
-        static = {} if live.group_instance_id is None else {"group.instance.id": live.group_instance_id}
+        name = live.group_instance_id or live.place
+        static = {} if name is None else {"group.instance.id": name}
+        # Who has a place leaves it by its watchdog, at the deadline: librdkafka would let the session pass
+        slack_ms = 0 if live.place is None else 1_000
         return {
             **self._protocol(timeouts),
             **self.committer(live.group_id, client_id, timeouts.request_ms),
             **static,
-            "max.poll.interval.ms": timeouts.process_ms,
+            "max.poll.interval.ms": min(timeouts.process_ms + slack_ms, round(MAX_BUDGET_SECONDS * 1000)),
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",
             "queued.min.messages": 1,
@@ -167,6 +170,8 @@ class LiveSettings:
         serves_while_busy: rebalances are answered in the middle of a batch (``liveness="progress"``); otherwise they
             wait for the next poll, as KIP-62 has it.
         group_instance_id: of a static member (KIP-345), None for a dynamic one.
+        place: the name of a member that leaves like a dynamic one, and whose successor need not wait for its session
+            if it dies (``kafka.places``); None without.
         greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares otherwise.
         witness: who knows what is in the table, None where nobody does.
         renew_seconds: how often the second log is committed anew, so that it does not expire under a live run.
@@ -178,6 +183,7 @@ class LiveSettings:
     policy: ResumePolicy = field(default_factory=ResumePolicy)
     serves_while_busy: bool = False
     group_instance_id: str | None = None
+    place: str | None = None
     greedy: bool = False
     witness: Witness | None = None
     renew_seconds: float = 3_600.0

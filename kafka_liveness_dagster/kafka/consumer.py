@@ -26,6 +26,7 @@ from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import Member
 from kafka_liveness_dagster.kafka.memberships import Memberships
+from kafka_liveness_dagster.kafka.places import place
 from kafka_liveness_dagster.kafka.records import RecordReader, Records
 from kafka_liveness_dagster.kafka.second_log import SecondLog
 from kafka_liveness_dagster.kafka.view import GroupView
@@ -216,7 +217,8 @@ class LivenessConsumer:
         facts = witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness)
         for tp, found in facts.items():
             resume(tp, found, self.settings.policy)
-        member = Member(self._kafka, self.settings, self.timeouts, self._link)
+        live = replace(self.settings, place=place(self._cluster, self.settings, self.timeouts, self._link))
+        member = Member(self._kafka, live, self.timeouts, self._link)
         self._rotation.deal_again()
         return LiveLane(
             self._cluster,

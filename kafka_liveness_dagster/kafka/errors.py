@@ -89,13 +89,15 @@ def is_no_longer_a_member(error: KafkaError) -> bool:
     return error.code() in _NO_LONGER_A_MEMBER
 
 
-def put_out_by(error: KafkaError, *, is_static: bool) -> FenceReason | None:
+def put_out_by(error: KafkaError, replaced: FenceReason | None) -> FenceReason | None:
     """Why the group goes on without this member after such an error, None when it does not.
 
-    A static member whose ``group.instance.id`` is used twice is told so by a commit, or by a fatal error of the client.
+    Args:
+        error: of a commit, or a fatal one of the client: both tell that a ``group.instance.id`` is another's now.
+        replaced: what that is to this member; None when it has no such name.
     """
-    if is_static and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
-        return FenceReason.REPLACED
+    if replaced and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
+        return replaced
     return FenceReason.PARTITIONS_LOST if is_no_longer_a_member(error) else None
 
 

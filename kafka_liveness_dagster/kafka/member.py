@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError
 
+from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.member_state import Commit, Event, Leave, Serve, Standing, State
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.clients import made
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
-    from kafka_liveness_dagster.core.heartbeat import FenceReason
     from kafka_liveness_dagster.core.resume import Owned
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
@@ -50,6 +50,8 @@ class Member:
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._group_id, self._servers = live.group_id, settings.bootstrap_servers
         self._is_static = live.group_instance_id is not None
+        replaced = FenceReason.REPLACED if self._is_static else FenceReason.PARTITIONS_LOST
+        self._replaced = replaced if self._is_static or live.place else None
         config = settings.member(live, link.client_id, timeouts)
         self._client = made(Consumer, config)
         self._lock = threading.RLock()
@@ -233,7 +235,7 @@ class Member:
 
     def _has_ended(self, error: KafkaError) -> bool:
         """Whether the group goes on without this member from now on."""
-        reason = put_out_by(error, is_static=self._is_static)
+        reason = put_out_by(error, self._replaced)
         if reason is not None:
             self._standing.put_out(reason)
         return self.ended is not None

@@ -15,7 +15,8 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive
 from kafka_liveness_dagster.kafka.config import DEFAULT_MAX_POLL_RECORDS, KafkaSettings, LiveSettings
 from kafka_liveness_dagster.resources.security import SecuredKafkaResource
-from kafka_liveness_dagster.runs.tags import Context, budget_of, link_of
+from kafka_liveness_dagster.runs.link import link_of
+from kafka_liveness_dagster.runs.tags import Context, budget_of
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.settings.declarations import KafkaResourceSettings
 from kafka_liveness_dagster.settings.declared import checked, resolved

@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
 from kafka_liveness_dagster.core.membership import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
 from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
+from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_of_place
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity, check_target
 from kafka_liveness_dagster.kafka.witness import believed
 from kafka_liveness_dagster.runs.tags import lane_tags, unfinished
@@ -182,4 +182,7 @@ def _member(member: GroupMember) -> MemberSeen:
     """A member under its run's 8 digits, or as the foreign one it is."""
     run = run_of_client(member.client_id)
     name = run or f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS]
-    return MemberSeen(member.member_id, name, member.partitions, run is None, member.group_instance_id is not None)
+    instance = member.group_instance_id
+    place = instance if run_of_place(instance) else None
+    is_static = instance is not None and place is None
+    return MemberSeen(member.member_id, name, member.partitions, run is None, is_static, place)

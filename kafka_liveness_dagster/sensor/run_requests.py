@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.membership import MAX_BACKOFF_SECONDS, RunFate, restart_delay_seconds, wants_live_run
+from kafka_liveness_dagster.core.membership import RunFate
+from kafka_liveness_dagster.core.restarts import MAX_BACKOFF_SECONDS, restart_delay_seconds, wants_live_run
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.metadata import told
 from kafka_liveness_dagster.runs.tags import (

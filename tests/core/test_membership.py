@@ -14,10 +14,9 @@ from kafka_liveness_dagster.core.membership import (
     RunFate,
     departures,
     expiry,
-    restart_delay_seconds,
-    wants_live_run,
 )
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.restarts import restart_delay_seconds, wants_live_run
 
 RUN = "0badcafe"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -120,6 +120,22 @@ def test_a_static_member_is_who_commits_not_who_joined_first():
     assert [seen.name for seen in replace(successor, partitions=()).known] == [OTHER], "nobody committed"
 
 
+def test_a_place_is_whose_run_took_it_over():
+    """The coordinator goes on showing the client id of the run that died there; Dagster knows who said it is there."""
+    died, heir = Run(RunFate.FAILED), replace(AT_WORK, place="kafka-liveness.0badcafe.1")
+    before = group(member(place=heir.place), commits=[commit(P0)])
+    joins = replace(before, members=(member(place=heir.place, member_id="m-2"),), runs={OTHER: heir, RUN: died})
+    works = replace(joins, partitions=(commit(P0, OTHER),))
+    assert [[seen.name for seen in one.known] for one in (before, joins, works)] == [[RUN], [OTHER], [OTHER]]
+    first, second, third = told(before, joins, works)
+    assert first == third == []
+    assert second[:2] == [MemberLeft(RUN, LeaveReason.CRASHED, (P0,)), MemberJoined(OTHER, (P0, P1))]
+    dead = replace(works, runs={OTHER: replace(heir, process=Word.GONE), RUN: died})
+    assert [(gone.run, gone.reason) for gone in dead.left] == [(OTHER, LeaveReason.CRASHED)]
+    elsewhere = replace(works, members=(replace(works.members[0], is_elsewhere=True),), runs={OTHER: heir})
+    assert not elsewhere.known[0].is_elsewhere, "the run that died there has been deleted from Dagster"
+
+
 def test_a_member_that_was_gone_between_two_looks_is_told():
     """The same run under another member id has left and joined."""
     back = replace(AT_FIRST, members=(member(member_id="m-2"),))

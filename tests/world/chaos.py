@@ -53,6 +53,7 @@ LAWS = [
     Law("watched", 1.5, enable_parallel_rebalance=False, max_batch_seconds=10, writes=False),
     Law("killed_alone", 1.5, writes=False),
     Law("ended", 1.5, writes=False),
+    Law("followed", LONG, enable_parallel_rebalance=False),
     Law("static", 4.0, group_instance_id="orders-1", writes=False),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from uuid import uuid4
@@ -13,12 +14,13 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client
+from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_of_place
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
-from tests.world.chaos import PROTOCOLS
+from tests.world.chaos import LAST, LONG, PROTOCOLS
 from tests.world.one_group import NO_SPARK
 from tests.world.stories import stop, wait_for
 
@@ -149,6 +151,40 @@ def test_a_static_member_that_ends(story):
     )
     wait_for(lambda: not story.members())
     assert sensor.told() == [EMPTIED]
+
+
+def killed(story, run):
+    """Kill a run in the middle of its second batch, which Spark goes on with: it lands when it may."""
+    story.is_busy(run)
+    story.worker(run).kill()
+    assert story.end(run) is dg.DagsterRunStatus.FAILURE
+    story.go_on(run)
+    return f"run {run_mark(run)} crashed; it had {story.case.topic}:0"
+
+
+def test_a_successor_takes_the_place_of_a_run_that_was_killed(story):
+    """Twice in turn, within one session of the first: nobody waits for it, it is told who is there, nothing is lost."""
+    story = story("followed", "classic")
+    sensor = sensor_of(story)
+    assert sensor.told() == []
+    first = story.launch_live(busy=True)
+    crashed = killed(story, first)
+    assert crashed in "".join(sensor.told())
+    began_at = time.monotonic()
+    second = story.launch_live(busy=True)
+    story.is_busy(second)
+    (member,) = story.members()
+    assert run_of_place(member.group_instance_id) == first
+    assert f"run {run_mark(second)} joined with {story.case.topic}:0" in "".join(sensor.told())
+    crashed = killed(story, second)
+    assert crashed in "".join(sensor.told())
+    third = story.launch_live()
+    assert story.end(third) is dg.DagsterRunStatus.SUCCESS
+    assert time.monotonic() - began_at < LONG, "it would have waited for the session"
+    assert f"takes the place of run {run_mark(first)}, which is gone" in "".join(story.said(third))
+    assert story.first_log() == (LAST, LiveMark(Mark.RELEASED, run_mark(third)))
+    assert story.members() == (), "who is done leaves at once"
+    assert story.offsets() == list(range(LAST))
 
 
 # --- plain consumers --------------------------------------------------------------------------------------------------

@@ -1,0 +1,129 @@
+"""How does a consumer follow its Dagster run, and tell others of it? A stand-in follows none: scripts and tests.
+
+``context`` may be None: nobody can cancel a script, and nobody knows of other runs.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState
+from kafka_liveness_dagster.core.processes import Sign, Word
+from kafka_liveness_dagster.core.run_marks import run_mark, run_of_place
+from kafka_liveness_dagster.runs.signs import word_of
+from kafka_liveness_dagster.runs.tags import (
+    AWAY_TAG,
+    COMMITTED_TAG,
+    FENCED_TAG,
+    LEFT_TAG,
+    MAX_RUNTIME,
+    PLACE_TAG,
+    PROCESS_TAG,
+    Context,
+    is_step,
+    op_of,
+    run_of,
+    run_remaining,
+    runs_in_progress,
+    sign_of,
+    tell,
+    worker_process,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.kafka.link import RunLink
+
+_warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
+
+
+def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
+    """The link by which a consumer's watchdog follows its run; says once when only we keep the run's time limit.
+
+    Args:
+        context: the op's or asset's.
+        away_seconds: how long the run may be out of its group before it must be taken for lost, for others to know.
+    """
+    from kafka_liveness_dagster.kafka.link import RunLink, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
+
+    run = run_of(context)
+    if context is None or run is None:
+        run_id = uuid4().hex
+        return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
+    # An earlier consumer's, or of the run this one repeats
+    tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG, PLACE_TAG) if run.tags.get(tag)}
+    if away_seconds is not None:
+        tags[AWAY_TAG] = f"{away_seconds:g}"
+    if sign_of(run).process is None:  # an op of the user's own
+        tags[PROCESS_TAG] = Sign(run_mark(run.run_id), None, worker_process(context)).encode()
+    if tags:
+        tell(context.instance, run.run_id, tags)
+    remaining = run_remaining(context)
+    if remaining is not None and not context.instance.run_monitoring_enabled:
+        _warn_unenforced(context, run)
+    return RunLink(
+        run.run_id,
+        f"dagster/{run.job_name}/{run.run_id}/{op_of(context).op_handle}",
+        lambda: _state(context.instance, run.run_id),
+        None if remaining is None else now_ms() + round(remaining * 1000),
+        context.log,
+        is_step=is_step(context),
+        tell=lambda why: tell(context.instance, run.run_id, {_tag_of(why): why.encode()}),
+        worked=lambda: _tell_work(context.instance, run.run_id),
+        take_over=lambda places: _take_over(context.instance, run.run_id, places),
+        catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
+    )
+
+
+def _take_over(instance: dg.DagsterInstance, run_id: str, places: Sequence[str]) -> str | None:
+    """The first place in whose runs nobody works any more, neither the one it was made for nor a later one.
+
+    It is said to be this run's before anybody joins there, so that the next one to ask does not take it as well.
+    """
+    now = time.time()
+    for place in places:
+        first = instance.get_run_record_by_id(run_of_place(place) or "")
+        later = instance.get_run_records(dg.RunsFilter(tags={PLACE_TAG: place}))
+        known = [*later, *([first] if first else [])]
+        if first and all(
+            one.dagster_run.is_finished or word_of(instance, one, now, away=True) is Word.GONE for one in known
+        ):
+            tell(instance, run_id, {PLACE_TAG: place})
+            return place
+    return None
+
+
+def _tag_of(why: Away) -> str:
+    return LEFT_TAG if why.reason is FenceReason.CLOSED else FENCED_TAG
+
+
+def _tell_work(instance: dg.DagsterInstance, run_id: str) -> None:
+    """That a batch of it is committed; who repeats the run gets its tags, hence the name in it."""
+    with suppress(Exception):  # records that are away for a moment are no reason to fail
+        tell(instance, run_id, {COMMITTED_TAG: run_mark(run_id)})
+
+
+def _warn_unenforced(context: dg.AssetExecutionContext | dg.OpExecutionContext, run: dg.DagsterRun) -> None:
+    if run.run_id not in _warned:
+        _warned.add(run.run_id)
+        context.log.warning(
+            "%s is %s s and Dagster's run monitoring is off: the consumer leaves its group when the time is up, but "
+            "nobody ends the run. Set `run_monitoring: enabled: true` in dagster.yaml",
+            MAX_RUNTIME,
+            run.tags[MAX_RUNTIME],
+        )
+
+
+def _state(instance: dg.DagsterInstance, run_id: str) -> RunState:
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return RunState.ENDED  # deleted while it ran
+    if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
+        return RunState.CANCELED
+    return RunState.ENDED if run.is_finished else RunState.IN_PROGRESS
