@@ -30,7 +30,7 @@ from kafka_liveness_dagster.spark.source import DEFAULTS, group_id
 from kafka_liveness_dagster.spark.table import IcebergTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -103,6 +103,19 @@ class Lake:
                 f"{seen.span or 0:,}{wanted}: what was measured is wrong"
             )
         self.session.sql(f"DROP TABLE {table.quoted} PURGE")
+
+
+def fresh_at(lake: Lake, table: IcebergTable, ends: Mapping[int, int]) -> float | None:
+    """When a table had its first snapshot that reaches above the log ends of before; seconds since the epoch."""
+    above = " OR ".join(
+        f"(e.data_file.partition.partition = {p} AND e.readable_metrics.offset.upper_bound >= {end})"
+        for p, end in ends.items()
+    )
+    found = lake.session.sql(
+        "SELECT unix_millis(min(s.committed_at)) AS at "
+        f"FROM {table.quoted}.entries e JOIN {table.quoted}.snapshots s ON e.snapshot_id = s.snapshot_id WHERE {above}"
+    ).first()
+    return None if found is None or found["at"] is None else float(found["at"] / 1000)
 
 
 @contextmanager

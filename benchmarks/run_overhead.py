@@ -10,36 +10,25 @@ the table's own `committed_at`.
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import dagster as dg
-import psutil
 from rich.console import Console
 
 from benchmarks import one_run
+from benchmarks.daemon import Daemon
 from benchmarks.lake import Lake, fill, lake, new_topic
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
-from kafka_liveness_dagster.embedded import process
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TITLE = "From a RunRequest to the first committed batch"
 LIVE, NOTHING = one_run.orders.live_job.name, one_run.nothing.name
 RECORDS = 1_000
 LAUNCHED = "launched"
-_PATIENCE = 180.0
 _TOLD = re.compile(rf"{one_run.TOLD}(.+) at ([\d.]+)")
 _EVENTS = {
     dg.DagsterEventType.RUN_ENQUEUED: "in the queue",
@@ -61,15 +50,20 @@ def main(repetitions: int, write: Path | None) -> None:
     About 4 minutes: Dagster's sensor daemon and its queue look every few seconds.
     """
     console = Console()
-    with lake() as services, _daemon(services, new_topic(services.servers, 1)) as daemon:
+    with lake() as services:
+        topic, wanted = new_topic(services.servers, 1), services.home / "wanted"
+        wanted.mkdir()
+        env = {one_run.TOPIC: topic, one_run.WANTED: str(wanted)}
+        with Daemon(services.home / "dagster", one_run.__name__, env) as daemon:
+            runs = Runs(services, daemon, wanted)
 
-        def run(job: str) -> Moments:
-            if job == LIVE:
-                fill(services.servers, daemon.topic, 1, RECORDS)
-            return daemon.run(job)
+            def run(job: str) -> Moments:
+                if job == LIVE:
+                    fill(services.servers, topic, 1, RECORDS)
+                return runs.run(job)
 
-        ways = {job: partial(run, job) for job in (NOTHING, LIVE)}
-        found = interleaved(console, "runs", ways, repetitions, list(ways))
+            ways = {job: partial(run, job) for job in (NOTHING, LIVE)}
+            found = interleaved(console, "runs", ways, repetitions, list(ways))
     tables = [_parts(job, found[job]) for job in (LIVE, NOTHING)]
     seconds = {job: [max(told.values()) - told[LAUNCHED] for told in found[job]] for job in found}
     ratios = Seconds(seconds).ratios(LIVE, NOTHING)
@@ -84,54 +78,32 @@ def main(repetitions: int, write: Path | None) -> None:
         console.print(f"kept in {write}")
 
 
-class Daemon:
-    """Dagster's daemon with its code server; a file asks it for a run."""
+class Runs:
+    """Runs that a file asks the sensor of a code location for."""
 
-    def __init__(self, services: Lake, topic: str) -> None:
-        self.topic, self._services = topic, services
-        self._wanted, self._home = services.home / "wanted", services.home / "dagster"
-        for folder in (self._wanted, self._home):
-            folder.mkdir()
-        (self._home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-        self._instance = dg.DagsterInstance.from_config(str(self._home))
-        self._log = services.home / "logs" / "dagster.log"
-        told = {
-            "PYTHONPATH": str(Path.cwd()),
-            "DAGSTER_HOME": str(self._home),
-            one_run.TOPIC: topic,
-            one_run.WANTED: str(self._wanted),
-        }
-        with self._log.open("wb") as log:
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", "dagster._daemon", "run", "-m", one_run.__name__],
-                env={**os.environ, **told}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+    def __init__(self, services: Lake, daemon: Daemon, wanted: Path) -> None:
+        self._services, self._daemon, self._wanted = services, daemon, wanted
 
     def run(self, job: str) -> Moments:
         """Ask for a run and wait for its end; seconds from its creation to each moment."""
         key = f"{job}-{len(list(self._wanted.iterdir()))}"
         (self._wanted / key).touch()
-        give_up_at = time.monotonic() + _PATIENCE
         asked = dg.RunsFilter(tags={"dagster/run_key": key})
-        while not (records := self._instance.get_run_records(asked)) or not records[0].dagster_run.is_finished:
-            if self.child.poll() is not None or time.monotonic() > give_up_at:
-                raise RuntimeError(f"no run of {job} ended in {_PATIENCE:.0f} s:\n{process.last_lines(self._log)}")
-            time.sleep(0.1)
-        if not records[0].dagster_run.is_success:
-            said = [entry.message for entry in self._instance.all_logs(records[0].dagster_run.run_id)]
-            raise RuntimeError(f"a run of {job} failed:\n" + "\n".join(said[-5:]))
-        return self._moments(records[0])
 
-    def close(self) -> None:
-        """End the daemon, its code server and their runs."""
-        process.end([psutil.Process(self.child.pid)])
-        self.child.wait()
-        self._instance.dispose()
+        def ended() -> dg.RunRecord | None:
+            records = self._daemon.instance.get_run_records(asked)
+            return next((one for one in records if one.dagster_run.is_finished), None)
+
+        record = self._daemon.await_(f"end of a run of {job}", ended)
+        if not record.dagster_run.is_success:
+            said = [entry.message for entry in self._daemon.instance.all_logs(record.dagster_run.run_id)]
+            raise RuntimeError(f"a run of {job} failed:\n" + "\n".join(said[-5:]))
+        return self._moments(record)
 
     def _moments(self, record: dg.RunRecord) -> Moments:
         created = record.create_timestamp.timestamp()
         found: Moments = {}
-        for entry in self._instance.all_logs(record.dagster_run.run_id):
+        for entry in self._daemon.instance.all_logs(record.dagster_run.run_id):
             text = entry.user_message or entry.message
             if entry.dagster_event is not None:
                 if (name := _EVENTS.get(entry.dagster_event.event_type)) is not None:
@@ -148,15 +120,6 @@ class Daemon:
             assert last is not None  # noqa: S101 - an aggregate has a row
             found["table committed"] = last["at"] / 1000 - created
         return found
-
-
-@contextmanager
-def _daemon(services: Lake, topic: str) -> Iterator[Daemon]:
-    daemon = Daemon(services, topic)
-    try:
-        yield daemon
-    finally:
-        daemon.close()
 
 
 def _parts(job: str, runs: list[Moments]) -> Table:

@@ -26,7 +26,7 @@ import click
 from rich.console import Console
 
 import kafka_liveness_dagster as kl
-from benchmarks.lake import Lake, fill, lake, log_ends, new_topic, to_rows
+from benchmarks.lake import Lake, fill, fresh_at, lake, log_ends, new_topic, to_rows
 from benchmarks.left_behind import Trickle, crashed_at
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
@@ -154,18 +154,11 @@ def _has_passed(progress: Any, ends: dict[int, int]) -> bool:
 
 
 def _fresh_after(services: Lake, table: IcebergTable, began: float, ends: dict[int, int]) -> float:
-    """Seconds until the table's first snapshot with a file that reaches above the log ends of before."""
-    above = " OR ".join(
-        f"(e.data_file.partition.partition = {p} AND e.readable_metrics.offset.upper_bound >= {end})"
-        for p, end in ends.items()
-    )
-    found = services.session.sql(
-        "SELECT unix_millis(min(s.committed_at)) AS at "
-        f"FROM {table.quoted}.entries e JOIN {table.quoted}.snapshots s ON e.snapshot_id = s.snapshot_id WHERE {above}"
-    ).first()
-    assert found is not None  # noqa: S101 - an aggregate has a row
+    """Seconds until the table had a record from above the log ends of before; it has to be exact."""
+    at = fresh_at(services, table, ends)
+    assert at is not None  # noqa: S101 - it was waited for
     services.drop_exact(table)
-    return float(found["at"] / 1000 - began)
+    return at - began
 
 
 def _told(found: Seconds, backlogs: Sequence[int]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import dagster as dg
 import pytest
@@ -10,9 +11,10 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
+from kafka_liveness_dagster.core.run_marks import place_of
 from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
 from kafka_liveness_dagster.runs.link import link_of
-from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, why_away
+from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, PLACE_TAG, budget_of, why_away
 
 REMAINING = "what is left of dagster/max_runtime"
 CAPPED = f"capped by {REMAINING}"
@@ -208,6 +210,56 @@ def test_a_limit_that_dagster_enforces_is_not_told():
 def test_a_run_without_a_limit_has_nothing_to_enforce(instance, tags):
     """Run monitoring is nobody's business then."""
     assert warnings_of(instance, tags=tags) == []
+
+
+FIRST, LATER = str(UUID(int=1)), str(UUID(int=2))
+PLACE, OWN = place_of(FIRST, "00c0ffee"), place_of(LATER, "0badcafe")
+FAILED, AT_WORK = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED
+
+
+@pytest.mark.parametrize(
+    ("runs", "taken"),
+    [
+        pytest.param({FIRST: (FAILED, "")}, PLACE, id="of a run that failed"),
+        pytest.param({FIRST: (AT_WORK, "")}, None, id="somebody may work for it"),
+        pytest.param({}, None, id="nobody knows the run: it was deleted, or is another instance's"),
+        pytest.param({FIRST: (FAILED, ""), LATER: (AT_WORK, PLACE)}, None, id="its successor is there"),
+        pytest.param({FIRST: (FAILED, ""), LATER: (FAILED, PLACE)}, PLACE, id="its successor failed too"),
+        pytest.param({LATER: (FAILED, PLACE)}, None, id="of its successor alone the name does not tell"),
+        pytest.param({FIRST: (AT_WORK, ""), LATER: (FAILED, "")}, OWN, id="the other one's"),
+    ],
+)
+def test_only_the_place_of_runs_that_are_gone_is_taken(runs, taken):
+    """And it is told at once, so that others see who is there."""
+    with dg.instance_for_test() as instance:
+        for run_id, (status, place) in runs.items():
+            tags = {PLACE_TAG: place} if place else {}
+            instance.add_run(dg.DagsterRun(job_name="once", run_id=run_id, status=status, tags=tags))
+        assert takes(instance, [PLACE, OWN], times=1) == ([taken], taken or "")
+
+
+def test_who_was_put_out_of_a_place_says_so():
+    """The sensor would take the one who is there now for it."""
+    with dg.instance_for_test() as instance:
+        instance.add_run(dg.DagsterRun(job_name="once", run_id=FIRST, status=FAILED))
+        assert takes(instance, [PLACE], times=2) == ([PLACE, None], "")
+
+
+def takes(instance, places, times):
+    """What a run takes of these places, which repeats another one with a place; and its tag after that."""
+    taken = []
+
+    @dg.op
+    def work(context):
+        link = link_of(context)
+        taken.extend(link.take_over(places) for _ in range(times))
+
+    @dg.job
+    def once():
+        work()
+
+    run = once.execute_in_process(instance=instance, tags={PLACE_TAG: "kafka-liveness.another.00c0ffee"})
+    return taken, instance.get_run_by_id(run.run_id).tags[PLACE_TAG]
 
 
 def test_a_run_says_why_it_left_its_group_in_codes(instance):

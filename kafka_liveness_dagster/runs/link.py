@@ -96,6 +96,9 @@ def _take_over(instance: dg.DagsterInstance, run_id: str, places: Sequence[str])
         ):
             tell(instance, run_id, {PLACE_TAG: place})
             return place
+    this = instance.get_run_by_id(run_id)
+    if this is not None and this.tags.get(PLACE_TAG):  # somebody has put it out of there
+        tell(instance, run_id, {PLACE_TAG: ""})
     return None
 
 

@@ -116,7 +116,7 @@ class Membership(Group):
     group_instance_id: kinds.MemberId | None = None
     """Makes a static member (KIP-345): a restart within the session timeout moves no partitions. It does not leave the
     group when it closes or is too slow, and others get its partitions a session timeout later. For one live run at a
-    time."""
+    time. Without it a run is a dynamic member, whose place its successor takes if it dies."""
 
 
 class Watch(Group):

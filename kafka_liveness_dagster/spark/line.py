@@ -9,11 +9,11 @@ time limit. Once the line is cut every call on it ends at once with :class:`Spar
 
 from __future__ import annotations
 
-import queue
 import re
+import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -144,21 +144,20 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
         limit = _ASIDE.get(details.method.rpartition("/")[2])
         with self._waiting():
-            limited = details if limit is None else details._replace(timeout=limit)
-            answered = _uninterrupted(lambda: continuation(limited, request))
+            answered = continuation(details if limit is None else details._replace(timeout=limit), request)
             self._heard(answered.exception())
         return answered
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each operation. Affects: for how long Spark has said nothing."""
-        with self._waiting():
-            return self._answers(_uninterrupted(lambda: continuation(details, request)))
+        with self._waiting(), _signals_later():
+            return self._answers(continuation(details, request))
 
     def _answers(self, answers: Any) -> Iterator[Any]:
         while True:
             with self._waiting():
                 try:
-                    one = _uninterrupted(lambda: next(answers, None))
+                    one = next(answers, None)
                 except grpc.RpcError as error:
                     self._heard(error)
                     raise
@@ -199,27 +198,31 @@ def line_of(session: SparkSession) -> Line:
     return line
 
 
-def _uninterrupted(call: Callable[[], Any]) -> Any:
-    """What a call of gRPC's gives, made where no signal interrupts it: who waits for it may be interrupted.
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let the handlers of signals run after the block.
 
-    Python raises in the main thread, wherever that is; Dagster does for a run that is canceled. Inside gRPC (1.85) the
-    lock of the channel stayed taken, and whoever closed the channel waited for ever.
+    Python raises in the main thread, wherever that is; Dagster does for a run that is canceled. Raised while gRPC
+    (1.85) began a call, it left the lock of the channel taken, and whoever closed the channel waited for ever.
     """
     if threading.current_thread() is not threading.main_thread():
-        return call()
-    answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        yield
+        return
+    came: list[Callable[[], Any]] = []
 
-    def ask() -> None:
-        try:
-            answer.put((call(), None))
-        except BaseException as error:  # noqa: BLE001 (raised again where it is waited for)
-            answer.put((None, error))
+    def later(theirs: Callable[..., Any]) -> Callable[..., None]:
+        return lambda *told: came.append(lambda: theirs(*told))
 
-    threading.Thread(target=ask, name="kafka-liveness-call", daemon=True).start()
-    value, error = answer.get()
-    if error is not None:
-        raise error
-    return value
+    try:
+        with ExitStack() as restored:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(theirs := signal.getsignal(number)):
+                    signal.signal(number, later(theirs))
+                    restored.callback(signal.signal, number, theirs)
+            yield
+    finally:
+        for handle in came:
+            handle()
 
 
 def redacted(remote: str) -> str:

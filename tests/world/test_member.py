@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
 from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
+from kafka_liveness_dagster.core.run_marks import run_of_place
 from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.kafka import member as of_member
 from kafka_liveness_dagster.kafka.admin import Cluster
@@ -35,6 +36,7 @@ class Group:
     def __init__(self, kafka, topic, group_id, protocol):
         self.kafka, self.topic, self.group_id = kafka, topic, group_id
         self.all = tuple(TopicPartition(topic, p) for p in PARTITIONS)
+        self.protocol = protocol
         own, brokers = (SESSION, HEARTBEAT), GroupTimeouts(round(SESSION * 1000), round(HEARTBEAT * 1000))
         session, heartbeat = own if protocol == "classic" else (None, None)
         self.timeouts = derive(
@@ -46,9 +48,10 @@ class Group:
         )
         self.live = LiveSettings((topic,), group_id, 20)
 
-    def consumer(self, state=lambda: RunState.IN_PROGRESS, **settings):
+    def consumer(self, state=lambda: RunState.IN_PROGRESS, run=RUN, take_over=None, **settings):
         """A live lane of a run that goes on unless told otherwise, not joined yet."""
-        return LivenessConsumer(self.kafka, replace(self.live, **settings), self.timeouts, link(RUN, state))
+        of = replace(link(run, state), take_over=take_over)
+        return LivenessConsumer(self.kafka, replace(self.live, **settings), self.timeouts, of)
 
     def members(self):
         """Who is in the group, as the coordinator sees it."""
@@ -316,6 +319,32 @@ def test_a_look_from_before_a_partition_went_and_came_back_is_not_believed(group
     serve_until(lambda: newcomer.adopt(looked_at) or newcomer.owned, newcomer)
     assert newcomer.owned.keys() == set(group.all) - given
     assert group.offsets().keys() == {tp.partition for tp in newcomer.owned}
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
+    """It was thought to be gone: what it commits is refused, and the two share the partitions from then on."""
+    if group.protocol == "consumer":
+        with group.consumer(take_over=lambda _: None) as dynamic:
+            dynamic.poll(PATIENCE)
+            assert [member.group_instance_id for member in group.members()] == [None]
+        return
+    with (
+        group.consumer(take_over=lambda _: None) as first,
+        group.consumer(run=OTHER_RUN, take_over=lambda places: places[0]) as second,
+    ):
+        batch = first.poll(PATIENCE)
+        (place,) = (member.group_instance_id for member in group.members())
+        assert run_of_place(place) == RUN
+        serve_until(lambda: second.poll(0.05) and len(second.assignment()) == len(PARTITIONS))
+        assert [member.group_instance_id for member in group.members()] == [place]
+        with pytest.raises(FencedError, match="gave its partitions to others"):
+            first.commit(batch)
+        serve_until(lambda: first.poll(0.05) and second.poll(0.05) is None and len(first.assignment()) == 2)
+        assert {run_of_place(member.group_instance_id) for member in group.members()} == {RUN}
+        assert len({member.group_instance_id for member in group.members()}) == 2
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -1,0 +1,187 @@
+"""From SIGKILL to fresh data, with all that lies between: who notices, who starts a process, who joins a group.
+
+A pipeline reads 50 orders a second from 8 partitions. What runs it is killed with SIGKILL; the clock starts then, and
+stops when Iceberg committed the first snapshot with a record that was produced after it: the table's own
+`committed_at`, for all alike.
+
+- the live lane as a user has it: Dagster's daemon with its sensor and its queue, all with their defaults, notices the
+  death of the run worker and starts the next one. The Spark server and Kafka live on;
+- Structured Streaming in a process of its own, with Spark in it, killed and started again at once by this benchmark, as
+  no supervisor could do it sooner.
+
+    python -m benchmarks.crash_to_fresh --write benchmarks/RESULTS.md
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import click
+import dagster as dg
+from rich.console import Console
+
+from benchmarks import crashing, stream_driver
+from benchmarks.daemon import Daemon
+from benchmarks.lake import Lake, fresh_at, lake, log_ends, new_topic
+from benchmarks.left_behind import Trickle
+from benchmarks.report import Table, keep, show
+from benchmarks.turns import Seconds, interleaved
+from kafka_liveness_dagster.embedded.jars import pyspark_folder
+from kafka_liveness_dagster.embedded.java import find_java
+from kafka_liveness_dagster.runs.tags import sign_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kafka_liveness_dagster.spark.table import IcebergTable
+
+TITLE = "From SIGKILL to fresh data"
+PARTITIONS = 8
+LIVE, STREAM = "live lane, through Dagster", "Structured Streaming, started again at once"
+FRESH = "a fresh record is in the table"
+_PATIENCE = 120.0
+_EVENTS = {
+    dg.DagsterEventType.RUN_STARTING: "taken from the queue",
+    dg.DagsterEventType.RUN_START: "the next run's process is at work",
+}
+_LINES = {"poll interval ": "joins the group"}
+Moments = dict[str, float]
+
+
+@click.command()
+@click.option("--repetitions", default=10, show_default=True, help="Of each way, after one that is not counted.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+def main(repetitions: int, write: Path | None) -> None:
+    """Kill what runs a pipeline, and measure until its table has fresh data again.
+
+    About 12 minutes: a crash may happen at any moment between two looks of Dagster's daemon.
+    """
+    console = Console()
+    with lake() as services:
+        ways: dict[str, Callable[[], Moments]] = {LIVE: partial(_live, services), STREAM: partial(_stream, services)}
+        found = interleaved(console, "killing", ways, repetitions, list(ways))
+    table = _told(found)
+    show(console, table)
+    if write is not None:
+        keep(write, TITLE, "python -m benchmarks.crash_to_fresh", [table])
+        console.print(f"kept in {write}")
+
+
+def _live(services: Lake) -> Moments:
+    topic, table = new_topic(services.servers, PARTITIONS), services.new_table()
+    env = {crashing.TOPIC: topic, crashing.TABLE: table.name}
+    with (
+        Daemon(services.home / f"dagster-{topic}", crashing.__name__, env) as daemon,
+        Trickle(services.servers, topic, PARTITIONS),
+    ):
+
+        def at_work(but: str = "") -> dg.RunRecord | None:
+            records = daemon.instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+            known = (one for one in records if one.dagster_run.run_id != but and sign_of(one.dagster_run).process)
+            return next(known, None)
+
+        first = daemon.await_("live run", at_work)
+        _await_fresh(services, topic, table, time.time())
+        time.sleep(random.uniform(0, 5))  # noqa: S311 - the daemon looks every 5 s: a crash comes at any moment
+        worker = sign_of(first.dagster_run).process
+        assert worker is not None  # noqa: S101 - it was looked for
+        killed_at = time.time()
+        os.kill(worker.pid, signal.SIGKILL)
+        fresh = _await_fresh(services, topic, table, killed_at)
+        after = daemon.await_("next run", partial(at_work, but=first.dagster_run.run_id))
+        found = {"the sensor asks for the next run": after.create_timestamp.timestamp() - killed_at}
+        for entry in daemon.instance.all_logs(after.dagster_run.run_id):
+            text = entry.user_message or entry.message
+            if entry.dagster_event is not None:
+                name = _EVENTS.get(entry.dagster_event.event_type)
+            else:
+                name = next((name for start, name in _LINES.items() if text.startswith(start)), None)
+            if name is not None:
+                found.setdefault(name, entry.timestamp - killed_at)
+    return {**found, FRESH: fresh}
+
+
+def _stream(services: Lake) -> Moments:
+    topic, table = new_topic(services.servers, PARTITIONS), services.new_table()
+    folder = services.home / f"stream-{topic}"
+    conf = folder / "conf"
+    shutil.copytree(services.home / "spark" / "conf", conf)
+    ours = ("spark.connect.", "spark.driver.extraJavaOptions", "spark.local.dir")
+    lines = (conf / "spark-defaults.conf").read_text().splitlines()
+    (conf / "spark-defaults.conf").write_text("\n".join(one for one in lines if not one.startswith(ours)) + "\n")
+    start = partial(_driver, services, folder, conf, topic, table)
+    with Trickle(services.servers, topic, PARTITIONS):
+        with start() as driver:
+            _await_fresh(services, topic, table, time.time())
+            killed_at = time.time()
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+        with start():
+            return {FRESH: _await_fresh(services, topic, table, killed_at)}
+
+
+@contextmanager
+def _driver(
+    services: Lake, folder: Path, conf: Path, topic: str, table: IcebergTable
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One life of the peer's driver: a Python process and its JVM, a group of processes that ends with the block."""
+    spark = pyspark_folder()
+    env = {**os.environ, "SPARK_HOME": str(spark), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1",
+           "JAVA_HOME": str(find_java().parent.parent)}  # fmt: skip
+    options = json.dumps(services.options(reader=f"-{uuid4().hex[:4]}"))
+    told = [str(stream_driver.__file__), options, topic, table.name, str(folder / "checkpoint")]
+    with (folder / "driver.log").open("ab") as log:
+        driver = subprocess.Popen(
+            [str(spark / "bin" / "spark-submit"), *told], env=env, cwd=folder, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        yield driver
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+
+
+def _await_fresh(services: Lake, topic: str, table: IcebergTable, since: float) -> float:
+    """Seconds from a moment, which is now, until the table's first snapshot with a record that was produced later."""
+    ends = log_ends(services.servers, topic, PARTITIONS)
+    give_up_at = time.monotonic() + _PATIENCE
+    while (at := fresh_at(services, table, ends)) is None:
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"no fresh record in {_PATIENCE:.0f} s")
+        time.sleep(1)
+    return at - since
+
+
+def _told(found: dict[str, list[Moments]]) -> Table:
+    table = Table("seconds from SIGKILL: median (spread)", ("moment", LIVE, STREAM))
+    live = found[LIVE]
+    names = sorted(live[0], key=lambda name: statistics.median(one[name] for one in live))
+    for name in names:
+        peer = _spread([one[FRESH] for one in found[STREAM]]) if name == FRESH else ""
+        table.add(name, _spread([one[name] for one in live]), peer)
+    seconds = Seconds({way: [one[FRESH] for one in moments] for way, moments in found.items()})
+    table.note(f"the live lane {seconds.ratios(STREAM, LIVE)} times as fast, in the same repetition")
+    table.note("Dagster's sensor daemon looks every 5 s, its queue is emptied every 5 s: `dequeue_interval_seconds`")
+    return table
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The code location of `crash_to_fresh`: an asset as a user has it, with its sensor on. Not for users.
+
+It imports no more than a user's would, so neither pyspark nor confluent_kafka, nor the other files of the benchmarks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+import kafka_liveness_dagster as kl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TOPIC, TABLE = "KAFKA_LIVENESS_BENCH_TOPIC", "KAFKA_LIVENESS_BENCH_TABLE"
+_topic = os.environ.get(TOPIC, "orders")
+
+
+@kl.kafka_asset(
+    topics=[_topic],
+    group_id=_topic,
+    table=os.environ.get(TABLE, "lake.bench.orders"),
+    max_poll_records=500_000,
+    max_batch_seconds=120,
+    enable_parallel_rebalance=True,
+    idle_seconds=600,
+    watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING),
+)
+def orders(batch: DataFrame) -> DataFrame:
+    """The rows of every benchmark."""
+    return batch.selectExpr("topic", "partition", "offset", "CAST(value AS string) AS order_json")
+
+
+defs = dg.Definitions.merge(
+    orders.definitions,
+    dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}),
+)
