@@ -225,7 +225,7 @@ FAILED, AT_WORK = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED
         pytest.param({}, None, id="nobody knows the run: it was deleted, or is another instance's"),
         pytest.param({FIRST: (FAILED, ""), LATER: (AT_WORK, PLACE)}, None, id="its successor is there"),
         pytest.param({FIRST: (FAILED, ""), LATER: (FAILED, PLACE)}, PLACE, id="its successor failed too"),
-        pytest.param({LATER: (FAILED, PLACE)}, None, id="of its successor alone the name does not tell"),
+        pytest.param({LATER: (FAILED, PLACE)}, OWN, id="its successor alone does not say that the first one is gone"),
         pytest.param({FIRST: (AT_WORK, ""), LATER: (FAILED, "")}, OWN, id="the other one's"),
     ],
 )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _WORST = 10
 _SECONDS = 2.0  # to read so few records; then it is said of those that came
 _MOST = 100  # messages of one answer
-_NO_MORE = {"max.partition.fetch.bytes": 1, "queued.min.messages": 1}  # than the one asked for, and what came with it
 
 
 def seconds_behind(
@@ -64,18 +63,21 @@ def _timestamps(cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition
     At the offset itself may be none: a transaction's marker, or what compaction took.
     """
     settings = cluster.settings
-    config = {**settings.reader(group_id, "kafka-liveness/behind"), "auto.offset.reset": "earliest", **_NO_MORE}
+    config = {**settings.reader(group_id, "kafka-liveness/behind"), "auto.offset.reset": "earliest"}
     client: Any = made(Consumer, config)
     found: dict[TopicPartition, int] = {}
     unheard, give_up_at = set(offsets), time.monotonic() + _SECONDS
     try:
         client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
         while unheard and (left := give_up_at - time.monotonic()) > 0:
+            heard: set[TopicPartition] = set()
             for message in client.consume(_MOST, min(left, 0.1)):
                 at = TopicPartition(message.topic(), message.partition())
-                if at in unheard and not message.error():
+                if at in unheard - heard and not message.error():
                     found[at] = message.timestamp()[1]
-                unheard.discard(at)
+                heard.add(at)
+            client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])  # else the others wait for their rest
+            unheard -= heard
     except KafkaException as error:
         raise named(error, f"reading how old the records of {group_id} are", settings.bootstrap_servers) from error
     finally:

@@ -342,7 +342,8 @@ def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
         assert [member.group_instance_id for member in group.members()] == [place]
         with pytest.raises(FencedError, match="gave its partitions to others"):
             first.commit(batch)
-        serve_until(lambda: first.poll(0.05) and second.poll(0.05) is None and len(first.assignment()) == 2)
+        both = (first, second)
+        serve_until(lambda: [one.poll(0.05) for one in both] and [len(one.assignment()) for one in both] == [2, 2])
         assert {run_of_place(member.group_instance_id) for member in group.members()} == {RUN}
         assert len({member.group_instance_id for member in group.members()}) == 2
 

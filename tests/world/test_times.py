@@ -45,6 +45,22 @@ def test_from_the_newest_processed_to_the_newest_there_is(behind, positions, sec
     assert behind(*positions) == seconds
 
 
+@pytest.mark.parametrize("worst", [0, 3, 7])
+def test_each_partition_is_heard_though_the_brokers_answers_are_full(services, make_topic, worst):
+    """A broker gives of one partition a whole batch of the producer's, and of the others what there is room for."""
+    topic = make_topic(8)
+    batches = {"batch.size": 900_000, "batch.num.messages": 10_000, "linger.ms": 1_000}
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers, **batches})
+    for second in range(1_000):
+        for partition in range(8):
+            at = THEN + 1_000 * (0 if (second, partition) == (0, worst) else 1 + second)
+            producer.produce(topic, bytes(2_000), partition=partition, timestamp=at)
+    assert producer.flush(20) == 0
+    cluster = Cluster(KafkaSettings(services.bootstrap_servers))
+    at = {TopicPartition(topic, partition): 1 for partition in range(8)}
+    assert seconds_behind(cluster, "etl", at, dict.fromkeys(at, 1_000)) == 1_000.0
+
+
 def test_a_transactions_marker_has_no_time(services, make_topic):
     """The record behind it stands for it."""
     topic = make_topic(1)
