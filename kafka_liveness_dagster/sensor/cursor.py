@@ -68,6 +68,7 @@ class GroupCursor(BaseModel, frozen=True):
         outcomes: of the checks as they were stored last, in a letter each.
         checked_at: when, seconds since the epoch.
         judged_of: the number of the last materialization before that.
+        owed: which ranges were owed when Dagster was asked last which of them have partitions, as a number; 0 for none.
         told_to: the end of the last window of time that was dealt with, in seconds since the epoch; this and the next
             three are ``sensor.windows.ToldWindows``'s.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
@@ -83,6 +84,7 @@ class GroupCursor(BaseModel, frozen=True):
     outcomes: str = ""
     checked_at: float = 0.0
     judged_of: int = 0
+    owed: int = 0
     told_to: float = 0.0
     watched: float = 0.0
     late_seen: int = 0
@@ -134,6 +136,7 @@ class GroupCursor(BaseModel, frozen=True):
         outcomes: str = "",
         checked_at: float = 0.0,
         judged_of: int = 0,
+        owed: int = 0,
         told: ToldWindows | None = None,
     ) -> GroupCursor:
         """The cursor that keeps a memory."""
@@ -144,6 +147,7 @@ class GroupCursor(BaseModel, frozen=True):
             outcomes=outcomes,
             checked_at=checked_at,
             judged_of=judged_of,
+            owed=owed,
             **({} if told is None else _of_windows(told)),
             state=memory.state,
             runs=_names(memory),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import dagster as dg
 
@@ -104,6 +105,11 @@ class GroupLook:
         return [
             OffsetRange(*seen.topic_partition, *span) for seen in self.snapshot.partitions for span in seen.outstanding
         ]
+
+    @property
+    def owed_now(self) -> int:
+        """Which ranges those are, as a number that another look can be held against; 0 for none."""
+        return crc32(repr(self.owed).encode()) if self.owed else 0
 
     def still_owed(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
         """The keys of which something is owed, in their order; with those of paused partitions, or without."""

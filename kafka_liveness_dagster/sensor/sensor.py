@@ -103,6 +103,22 @@ def build_group_sensor(
     return group_sensor
 
 
+@dataclass(frozen=True)
+class _Keys:
+    """The crash lag asset's partitions."""
+
+    existing: Sequence[str]
+    materialized: set[str]
+
+    @property
+    def missing(self) -> list[str]:
+        return [key for key in self.existing if is_key(key) and key not in self.materialized]
+
+    @property
+    def stray(self) -> list[str]:
+        return [key for key in self.existing if not is_key(key)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Watch:
     name: str
@@ -117,28 +133,32 @@ class _Watch:
     windows: WindowWatch | None
 
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:
-        # Dagster first: a range that is materialised between the two looks must not come back as a new partition
         instance = context.instance
-        existing = instance.get_dynamic_partitions(self._partitions_name)
-        materialized = instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
         cursor, now = GroupCursor.decode(context.cursor), time.time()
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
         newest = self.checks.newest(instance, now) if self.checks else 0
         forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
         windows = self.windows.known(instance, cursor, now) if self.windows else ToldWindows()
         tells = self.windows is not None and self.windows.is_due(windows, now)
+        # Dagster first: a range that is materialised between the two looks must not come back as a new partition
+        known = self._keys(instance) if is_due else None
         look = self._look(cluster, instance, table, must_ask=is_due or forgotten or tells)
+        if known is None and (look.owed_now != cursor.owed or (look.owed_now and self.requests.crash_lag_job_name)):
+            known = self._keys(instance)
+            look = self._look(cluster, instance, table, must_ask=forgotten or tells)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
-        keys, stray = new_keys(look.owed, existing, materialized), [key for key in existing if not is_key(key)]
+        keys = [] if known is None else new_keys(look.owed, known.existing, known.materialized)
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
         observe = bool(events) or is_due or cursor.forgotten != memory.forgotten  # done now: the check may pass again
         answers, failed = self.answers.to(events, cursor, context.log)
         ghosts = Ghosts(look, memory.absent, now, self.ghost_after_seconds, always=self.fail_ghost_runs)
         has_ended = ghosts.end(instance, f"sensor {self.name} of group {self.group_id}", context.log)
-        if existing and (has_ended or is_due):
+        if has_ended or is_due:
             free_slots(instance, self.crash_lag, now)
         wanted, why_not = self.requests.live(instance, look, now, ghosts.live(self.requests.max_live_runs))
-        missing = [key for key in existing if is_key(key) and key not in materialized]
+        if known is None and (observe or forgotten):
+            known = self._keys(instance)
+        missing = known.missing if known else []
         judged: Sequence[dg.AssetCheckEvaluation] = ()
         outcomes, checked_at = cursor.outcomes, cursor.checked_at
         if self.checks is not None and (observe or forgotten):
@@ -159,7 +179,7 @@ class _Watch:
         runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
         return dg.SensorResult(
             run_requests=runs,
-            skip_reason=None if runs else why_not + _odd(stray),
+            skip_reason=None if runs else why_not + _odd(known.stray if known else ()),
             dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
             asset_events=[
                 *(
@@ -180,10 +200,16 @@ class _Watch:
                 outcomes=outcomes,
                 checked_at=checked_at,
                 judged_of=max(newest, cursor.judged_of) if judged else cursor.judged_of,
+                owed=look.owed_now,
                 told=windows,
                 epoch=cursor.epoch or int(now),
             ).encode(),
         )
+
+    def _keys(self, instance: dg.DagsterInstance) -> _Keys:
+        """All of them are read to know of one: only when something new is owed, and with each observation."""
+        existing = instance.get_dynamic_partitions(self._partitions_name)
+        return _Keys(existing, instance.get_materialized_partitions(self.crash_lag.key) if existing else set())
 
     def _look(
         self, cluster: Cluster, instance: dg.DagsterInstance, table: TableLook | None, *, must_ask: bool = True

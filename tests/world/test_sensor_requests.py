@@ -87,6 +87,27 @@ def instance():
         yield found
 
 
+def test_which_partitions_there_are_is_asked_when_something_else_is_owed(crashed, instance, monkeypatch):
+    """They are never removed, and all of them are read to know of one: not again at looks that find the same owed."""
+    asked, ask = [], instance.get_dynamic_partitions
+    monkeypatch.setattr(instance, "get_dynamic_partitions", lambda name: asked.append(name) or ask(name))
+    desk = Desk(crashed, instance)
+    desk.tick()
+    assert len(asked) == 1, "the first look tells how the group is"
+    with crashed.live() as consumer:
+        join(crashed, consumer)
+        desk.tick()
+        assert ask("orders_crash_lag") == [f"{crashed.topic}:3:70-120"]
+        desk.tick()  # what the one before it added is an event no more
+        so_far = len(asked)
+        assert [desk.tick().dynamic_partitions_requests for _ in range(3)] == [[]] * 3
+        assert len(asked) == so_far
+        with crashed.catch_up((70, 120), max_poll_records=30) as lane:
+            lane.commit(lane.poll())
+        assert not desk.tick().dynamic_partitions_requests
+        assert len(asked) == so_far + 1
+
+
 def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
     """The live run is asked for, the mistake is told on the topic's asset, and what went well is asked for once."""
 
