@@ -156,6 +156,9 @@ class _Open:
         """None: nobody looks at the run's page."""
         return {}
 
+    def open_ahead(self) -> None:
+        """It is."""
+
     def session(self) -> SparkSession:
         """As the resource's."""
         return self.opened

@@ -50,6 +50,7 @@ def _live(
     asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform
 ) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
     pipeline = Pipeline.of(asset, context, transform)
+    pipeline.spark.open_ahead()
     with pipeline.kafka.consumer(
         topics=asset.topics,
         group_id=asset.group_id,
@@ -109,6 +110,7 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
     asked = {key: range_of(key) for key in context.partition_keys}
     again = _again(asset, context, asked)
     pipeline = Pipeline.of(asset, context, transform, again)
+    pipeline.spark.open_ahead()
     done = catch_up(asset, context, pipeline, list(asked.values()), again=again, keys=list(asked))
     for key, one in asked.items():
         numbers = done.tally.of_run(len(asked))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
@@ -37,6 +39,7 @@ class SparkConnectResource(CheckedResource):
         description="Of the web UI of that Spark, `http://driver:4040`: runs link to it. Nothing is asked.",
     )
     _session: SparkSession | None = PrivateAttr(default=None)
+    _ahead: Future[SparkSession | None] | None = PrivateAttr(default=None)
 
     def session(self) -> SparkSession:
         """The session of this resource, opened when first asked for; anew where its server was started anew.
@@ -47,10 +50,32 @@ class SparkConnectResource(CheckedResource):
         from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
 
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._session = ahead.result()
         old = self._session
         if old is None or line_of(old).is_cut or old.client.is_closed:  # as pyspark does when the server is another one
             self._session = connect(self._address())
         return self._session
+
+    def open_ahead(self) -> None:
+        """Begin to open the session, which ``session()`` then gives, or why there is none; starts no server for it.
+
+        Half a second of a run's first, most of it Python's imports, while it joins its group.
+        """
+        if self._session is None and self._ahead is None:
+            ahead: Future[SparkSession | None] = Future()
+            self._ahead = ahead
+            threading.Thread(target=self._open, args=(ahead,), name="kafka-liveness-spark", daemon=True).start()
+
+    def _open(self, ahead: Future[SparkSession | None]) -> None:
+        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - pyspark stays lazy
+
+        try:
+            address = self.running()
+            ahead.set_result(connect(address) if address else None)
+        except BaseException as error:  # noqa: BLE001 - raised where the session is asked for
+            ahead.set_exception(error)
 
     def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
         """The records of exactly these ranges, by Spark's own Kafka source."""
@@ -72,6 +97,9 @@ class SparkConnectResource(CheckedResource):
         if self._session is not None:
             end(self._session)
             self._session = None
+        if self._ahead is not None:  # nobody has asked for it, and it may not be open yet
+            self._ahead.add_done_callback(_end_it)
+            self._ahead = None
 
     def running(self) -> str | None:
         """The server's address; None where it is the embedded one and does not run: nothing is started for it."""
@@ -90,3 +118,10 @@ class SparkConnectResource(CheckedResource):
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
         return services.ensure(which=("spark",)).spark_remote
+
+
+def _end_it(opened: Future[SparkSession | None]) -> None:
+    from kafka_liveness_dagster.spark.session import end  # noqa: PLC0415 - pyspark stays lazy
+
+    if opened.exception() is None and (session := opened.result()) is not None:
+        end(session)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
+from functools import partial
 
 import pytest
 from pyspark.errors.exceptions.connect import SparkConnectException
@@ -16,11 +17,13 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.spark import session as sessions
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.session import connect, end
 from kafka_liveness_dagster.spark.table import IcebergTable
 from tests.world import interrupted
+from tests.world.stories import wait_for
 
 
 def test_each_caller_has_a_session_of_its_own(services):
@@ -45,6 +48,37 @@ def test_a_server_that_was_started_anew_has_a_new_session(services):
     spark.session().client._server_session_id = "of the server before"
     assert TableLedger(IcebergTable("lake.shop.nowhere"), spark.session).accounts([]) == {}
     spark.teardown_after_execution(None)
+
+
+def test_a_session_that_is_opened_ahead_is_the_one_that_is_asked_for(services):
+    """Once; its end is the resource's, also when nobody has asked for it."""
+    spark = kl.SparkConnectResource(remote=services.spark_remote)
+    spark.open_ahead()
+    opened = spark._ahead
+    spark.open_ahead()
+    assert spark.session() is opened.result() is spark.session()
+    spark.teardown_after_execution(None)
+    assert opened.result().client.is_closed
+    spark.open_ahead()
+    unused = spark._ahead
+    spark.teardown_after_execution(None)
+    wait_for(lambda: unused.result().client.is_closed)
+
+
+def test_what_hinders_a_session_that_is_opened_ahead_is_told_who_asks(monkeypatch, tmp_path):
+    """And asked for again by the next one. The embedded server is started by who needs it, not ahead."""
+    spark = kl.SparkConnectResource(remote="sc://localhost:1")
+    monkeypatch.setattr(sessions, "connect", partial(connect, timeout_seconds=1))
+    spark.open_ahead()
+    for _ in range(2):
+        with pytest.raises(SparkUnreachableError, match="localhost:1"):
+            spark.session()
+    monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))
+    embedded = kl.SparkConnectResource()
+    embedded.open_ahead()
+    assert embedded._ahead.result() is None
+    embedded.teardown_after_execution(None)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_unreachable_server_is_named_in_time():
