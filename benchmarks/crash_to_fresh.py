@@ -21,6 +21,7 @@ import shutil
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -137,14 +138,14 @@ def _driver(
     services: Lake, folder: Path, conf: Path, topic: str, table: IcebergTable
 ) -> Iterator[subprocess.Popen[bytes]]:
     """One life of the peer's driver: a Python process and its JVM, a group of processes that ends with the block."""
-    spark = pyspark_folder()
-    env = {**os.environ, "SPARK_HOME": str(spark), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1",
-           "JAVA_HOME": str(find_java().parent.parent)}  # fmt: skip
+    theirs = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}  # this one's
+    env = {**theirs, "SPARK_HOME": str(pyspark_folder()), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1",
+           "JAVA_HOME": str(find_java().parent.parent), "PYSPARK_PYTHON": sys.executable}  # fmt: skip
     options = json.dumps(services.options(reader=f"-{uuid4().hex[:4]}"))
     told = [str(stream_driver.__file__), options, topic, table.name, str(folder / "checkpoint")]
     with (folder / "driver.log").open("ab") as log:
         driver = subprocess.Popen(
-            [str(spark / "bin" / "spark-submit"), *told], env=env, cwd=folder, start_new_session=True,
+            [sys.executable, *told], env=env, cwd=folder, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
