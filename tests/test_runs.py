@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -156,7 +157,8 @@ def test_a_run_from_the_ui_has_the_assets_budget(instance, lane, max_batch_secon
         max_batch_seconds=max_batch_seconds,
     )(lambda batch: batch)
     kafka = AskedForBudget()
-    defs = dg.Definitions.merge(made.definitions, dg.Definitions(resources={"kafka": kafka, "spark": object()}))
+    spark = SimpleNamespace(open_ahead=lambda: None)
+    defs = dg.Definitions.merge(made.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
     partition = None
     if lane == "orders_crash_lag":
         partition = "orders.v1-raw:3:70-120"

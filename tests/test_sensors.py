@@ -9,7 +9,9 @@ from typing import get_args
 
 import dagster as dg
 import pytest
+from dagster._daemon.sensor import MIN_INTERVAL_LOOP_TIME
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.group_snapshot import GroupState
@@ -27,6 +29,11 @@ def keys(events, cursor=LATER, hook=lambda _: dg.RunRequest()):
     """The run keys of what a hook wants."""
     requests, _ = EventHook("orders_group", hook, "page").to(events, cursor, LOG)
     return [request.run_key for request in requests]
+
+
+def test_a_group_is_looked_at_in_each_round_of_dagsters_daemon():
+    """The interval is counted from the last tick: one as long as a round, and every second round comes too early."""
+    assert kl.Watch().minimum_interval_seconds <= MIN_INTERVAL_LOOP_TIME - 2
 
 
 def test_a_request_gets_a_run_key_and_a_job():
