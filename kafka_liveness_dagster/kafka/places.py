@@ -11,6 +11,7 @@ leave keep theirs: they are dynamic.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.config import LiveSettings
     from kafka_liveness_dagster.kafka.link import RunLink
+
+log = logging.getLogger("kafka_liveness_dagster")
 
 
 def place(cluster: Cluster, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> str | None:
@@ -36,7 +39,11 @@ def place(cluster: Cluster, live: LiveSettings, timeouts: Timeouts, link: RunLin
         return None
     members = sorted(cluster.members(live.group_id), key=lambda member: -len(member.partitions))
     names = [name for member in members if run_of_place(name := member.group_instance_id) and name]
-    taken = link.take_over(names) if names else None
+    try:
+        taken = link.take_over(names) if names else None
+    except Exception:  # Dagster's database is away: the run goes on, and waits for the session
+        log.exception("could not ask Dagster whose places in group %s are free", live.group_id)
+        taken = None
     if taken is not None:
         gone = run_mark(run_of_place(taken) or "")
         link.log.info("takes the place of run %s, which is gone: its session is not waited for", gone)

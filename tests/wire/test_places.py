@@ -1,0 +1,47 @@
+"""Under which name a membership joins, where no broker is needed to know it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.run_marks import place_of, run_of_place
+from kafka_liveness_dagster.kafka.answers import GroupMember
+from kafka_liveness_dagster.kafka.config import LiveSettings
+from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.places import place
+
+DEAD = place_of("0000beef", "00c0ffee")
+CLASSIC = SimpleNamespace(protocol="classic")
+
+
+def named(take_over, *members, protocol=CLASSIC, **live):
+    """The name of a membership of run 0badcafe."""
+    link = replace(RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS), take_over=take_over)
+    listed = tuple(GroupMember(f"m-{name}", "c", "h", (), name) for name in members)
+    return place(SimpleNamespace(members=lambda _: listed), LiveSettings(("t",), "g", **live), protocol, link)
+
+
+def test_only_places_are_asked_for():
+    """Names that somebody gave, and members without any, are nobody's to take."""
+    asked = []
+    assert named(lambda names: asked.append(names) or names[0], None, "etl-0", DEAD) == DEAD
+    assert asked == [[DEAD]]
+    own = named(lambda _: pytest.fail("there is none"), None, "etl-0")
+    assert run_of_place(own) == "0badcafe"
+
+
+def test_a_run_that_cannot_ask_joins_under_its_own_name(caplog):
+    """Dagster's database is away, when it joins or when it joins again: that ends no run."""
+    assert run_of_place(named(lambda _: 1 / 0, DEAD)) == "0badcafe"
+    assert "could not ask Dagster" in caplog.text
+
+
+def test_who_has_none():
+    """A script, a static member of the user's, and any under KIP-848."""
+    assert named(None, DEAD) is None
+    assert named(lambda names: names[0], DEAD, group_instance_id="etl-0") is None
+    assert named(lambda names: names[0], DEAD, protocol=SimpleNamespace(protocol="consumer")) is None
