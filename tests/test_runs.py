@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.run_marks import place_of
 from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
 from kafka_liveness_dagster.runs.link import link_of
-from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, PLACE_TAG, budget_of, why_away
+from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, place_tag, why_away
 
 REMAINING = "what is left of dagster/max_runtime"
 CAPPED = f"capped by {REMAINING}"
@@ -217,6 +217,7 @@ def test_a_run_without_a_limit_has_nothing_to_enforce(instance, tags):
 FIRST, LATER = str(UUID(int=1)), str(UUID(int=2))
 PLACE, OWN = place_of(FIRST, "00c0ffee"), place_of(LATER, "0badcafe")
 FAILED, AT_WORK = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED
+WAITS = dg.DagsterRunStatus.STARTING
 
 
 @pytest.mark.parametrize(
@@ -227,6 +228,7 @@ FAILED, AT_WORK = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED
         pytest.param({}, None, id="nobody knows the run: it was deleted, or is another instance's"),
         pytest.param({FIRST: (FAILED, ""), LATER: (AT_WORK, PLACE)}, None, id="its successor is there"),
         pytest.param({FIRST: (FAILED, ""), LATER: (FAILED, PLACE)}, PLACE, id="its successor failed too"),
+        pytest.param({FIRST: (FAILED, ""), LATER: (WAITS, PLACE)}, PLACE, id="its heir is to be repeated"),
         pytest.param({LATER: (FAILED, PLACE)}, OWN, id="its successor alone does not say that the first one is gone"),
         pytest.param({FIRST: (AT_WORK, ""), LATER: (FAILED, "")}, OWN, id="the other one's"),
     ],
@@ -235,7 +237,7 @@ def test_only_the_place_of_runs_that_are_gone_is_taken(runs, taken):
     """And it is told at once, so that others see who is there."""
     with dg.instance_for_test() as instance:
         for run_id, (status, place) in runs.items():
-            tags = {PLACE_TAG: place} if place else {}
+            tags = {place_tag("g"): place} if place else {}
             instance.add_run(dg.DagsterRun(job_name="once", run_id=run_id, status=status, tags=tags))
         assert takes(instance, [PLACE, OWN], times=1) == ([taken], taken or "")
 
@@ -247,21 +249,28 @@ def test_who_was_put_out_of_a_place_says_so():
         assert takes(instance, [PLACE], times=2) == ([PLACE, None], "")
 
 
-def takes(instance, places, times):
+def test_a_run_has_a_place_in_each_of_its_groups():
+    """Its other group's consumer, or one that has no place, says nothing of it."""
+    with dg.instance_for_test() as instance:
+        instance.add_run(dg.DagsterRun(job_name="once", run_id=FIRST, status=FAILED))
+        assert takes(instance, [PLACE], times=1, group="another") == ([PLACE], "kafka-liveness.another.00c0ffee")
+
+
+def takes(instance, places, times, group="g"):
     """What a run takes of these places, which repeats another one with a place; and its tag after that."""
     taken = []
 
     @dg.op
     def work(context):
         link = link_of(context)
-        taken.extend(link.take_over(places) for _ in range(times))
+        taken.extend(link.take_over(group, places) for _ in range(times))
 
     @dg.job
     def once():
         work()
 
-    run = once.execute_in_process(instance=instance, tags={PLACE_TAG: "kafka-liveness.another.00c0ffee"})
-    return taken, instance.get_run_by_id(run.run_id).tags[PLACE_TAG]
+    run = once.execute_in_process(instance=instance, tags={place_tag("g"): "kafka-liveness.another.00c0ffee"})
+    return taken, instance.get_run_by_id(run.run_id).tags[place_tag("g")]
 
 
 def test_a_run_says_why_it_left_its_group_in_codes(instance):

@@ -14,6 +14,7 @@ from kafka_liveness_dagster.core.membership import departures
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kafka_liveness_dagster.core.commit_log import LiveMark
     from kafka_liveness_dagster.core.events import MemberLeft
     from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -74,20 +75,25 @@ class GroupSnapshot:
         """The members in a lasting order, each under the run that it is.
 
         Of a member with a ``group.instance.id`` the coordinator shows the client id that joined first: who commits a
-        static one's partitions is it, and who took over a place has said so.
+        static one's partitions is it, and who took over a place has said so; where nobody has that this Dagster knows
+        of, and the one it was made for does not work either, commits tell here too.
         """
-        heirs = {run.place: name for name, run in reversed([*self.runs.items()]) if run.place and run.is_at_work}
-        marks = {seen.topic_partition: seen.mark for seen in self.partitions if seen.mark is not None}
-        members = []
-        for member in sorted(self.members, key=lambda member: member.member_id):
-            own = [marks[tp] for tp in member.partitions if tp in marks] if member.is_static else []
-            if own:
-                _, run = min((mark.mark is not Mark.RUNNING, mark.run) for mark in own)
-                members.append(replace(member, name=run, is_foreign=False))
-            else:
-                heir = heirs.get(member.place or "")
-                members.append(replace(member, name=heir, is_elsewhere=False) if heir else member)
-        return tuple(members)
+        return tuple(self._named(member) for member in sorted(self.members, key=lambda member: member.member_id))
+
+    def _named(self, member: MemberSeen) -> MemberSeen:
+        heirs = [name for name, run in self.runs.items() if member.place and run.has_place(member.place)]
+        first = self.runs.get(member.name)
+        marks = [self._marks[tp] for tp in member.partitions if tp in self._marks]
+        marked = min(((mark.mark is not Mark.RUNNING, mark.run) for mark in marks), default=(True, ""))[1]
+        if heirs:
+            return replace(member, name=marked if marked in heirs else heirs[0], is_elsewhere=False)
+        if marked and (member.is_static or (member.place and not (first and first.is_at_work))):
+            return replace(member, name=marked, is_foreign=False)
+        return member
+
+    @cached_property
+    def _marks(self) -> dict[TopicPartition, LiveMark]:
+        return {seen.topic_partition: seen.mark for seen in self.partitions if seen.mark is not None}
 
     @property
     def listed(self) -> dict[str, bool]:

@@ -87,6 +87,10 @@ class Run:
         """Whether somebody works for it, as far as anybody knows."""
         return self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not Word.GONE
 
+    def has_place(self, place: str) -> bool:
+        """Whether it goes on under the name of a dead run; one that has not started has it from a run it repeats."""
+        return self.place == place and self.started and self.is_at_work
+
 
 class Expiry(Enum):
     """How near the broker's retention is to an owed range."""

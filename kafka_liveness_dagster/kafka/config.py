@@ -104,8 +104,9 @@ class KafkaSettings:
         """Settings of a group member that fetches nothing: Spark reads the planned ranges."""
         name = live.group_instance_id or live.place
         static = {} if name is None else {"group.instance.id": name}
-        # Who has a place leaves it by its watchdog, at the deadline: librdkafka would let the session pass
-        slack_ms = 0 if live.place is None else 1_000
+        # Who has a place leaves it by its watchdog, at the deadline or when a commit of 5 s has ended: librdkafka would
+        # let the session pass
+        slack_ms = 0 if live.place is None else 10_000
         return {
             **self._protocol(timeouts),
             **self.committer(live.group_id, client_id, timeouts.request_ms),

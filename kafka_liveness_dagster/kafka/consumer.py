@@ -217,7 +217,8 @@ class LivenessConsumer:
         facts = witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness)
         for tp, found in facts.items():
             resume(tp, found, self.settings.policy)
-        live = replace(self.settings, place=place(self._cluster, self.settings, self.timeouts, self._link))
+        own = place(self._cluster, self.settings, self.timeouts, self._link, partitions)
+        live = replace(self.settings, place=own)
         member = Member(self._kafka, live, self.timeouts, self._link)
         self._rotation.deal_again()
         return LiveLane(

@@ -47,8 +47,8 @@ class RunLink:
         state: asks Dagster how the run is; called on the watchdog's thread every half second.
         ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
         log: where what happens to the consumer is told: the run's own log.
-        take_over: which of these places in its group (``group.instance.id``) nobody works in any more: it is this
-            run's from then on; None where nobody knows of other runs.
+        take_over: which of these places in a group (``group.instance.id``) nobody works in any more: it is this run's
+            from then on; None where nobody knows of other runs.
         catch_up_runs: how many catch-up runs of a group are in progress; 0 where nobody knows.
         tell: takes why this process is out of its group, or after what it is in it again, for others to see; called on
             the watchdog's thread.
@@ -64,7 +64,7 @@ class RunLink:
     tell: Callable[[Away], None] = _to_nobody
     worked: Callable[[], None] = _nobody_asks
     is_step: bool = False
-    take_over: Callable[[Sequence[str]], str | None] | None = None
+    take_over: Callable[[str, Sequence[str]], str | None] | None = None
     catch_up_runs: Callable[[str], int] = _nobody_knows
 
     @property

@@ -42,11 +42,12 @@ class Member:
     """One membership in one group.
 
     Attributes:
-        sure_seconds: whoever was a member so long ago still is one: the session timeout has not passed.
+        sure_seconds: whoever was a member so long ago still is one: the session timeout has not passed. 0 for one with
+            a ``group.instance.id``: another one of that name takes its place at any moment.
     """
 
     def __init__(self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
-        self.sure_seconds = timeouts.session_ms / 2000
+        self.sure_seconds = timeouts.session_ms / 2000 if (live.group_instance_id or live.place) is None else 0.0
         self._patience_seconds = timeouts.process_ms / 1000  # the others' is not known, and rarely another
         self._group_id, self._servers = live.group_id, settings.bootstrap_servers
         self._is_static = live.group_instance_id is not None

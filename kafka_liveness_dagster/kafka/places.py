@@ -18,6 +18,9 @@ from uuid import uuid4
 from kafka_liveness_dagster.core.run_marks import place_of, run_mark, run_of_place
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.config import LiveSettings
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("kafka_liveness_dagster")
 
 
-def place(cluster: Cluster, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> str | None:
+def place(
+    cluster: Cluster, live: LiveSettings, timeouts: Timeouts, link: RunLink, partitions: Collection[TopicPartition]
+) -> str | None:
     """The ``group.instance.id`` for one membership; None for a dynamic member, or one that has a name of the user's.
 
     Args:
@@ -34,13 +39,17 @@ def place(cluster: Cluster, live: LiveSettings, timeouts: Timeouts, link: RunLin
         live: which group, and the user's name.
         timeouts: by which protocol.
         link: knows which runs are gone; a script does not, and nobody could tell that it is.
+        partitions: of the topics, now. Where the group has dealt others it must deal again, and who goes on under a
+            name that it knows is given what that name had: the others would stand still.
     """
     if link.take_over is None or timeouts.protocol == "consumer" or live.group_instance_id is not None:
         return None
     members = sorted(cluster.members(live.group_id), key=lambda member: -len(member.partitions))
-    names = [name for member in members if run_of_place(name := member.group_instance_id) and name]
+    dealt = {tp for member in members for tp in member.partitions}
+    fits = not dealt or dealt == set(partitions)  # none: they are dealt at this moment
+    names = [name for member in members if fits and run_of_place(name := member.group_instance_id) and name]
     try:
-        taken = link.take_over(names) if names else None
+        taken = link.take_over(live.group_id, names)
     except Exception:  # Dagster's database is away: the run goes on, and waits for the session
         log.exception("could not ask Dagster whose places in group %s are free", live.group_id)
         taken = None

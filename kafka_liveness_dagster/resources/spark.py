@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
@@ -50,8 +50,9 @@ class SparkConnectResource(CheckedResource):
         from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
 
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
+        if self._ahead is not None:
+            wait([self._ahead])  # an interrupt leaves it to be ended
+            ahead, self._ahead = self._ahead, None
             self._session = ahead.result()
         old = self._session
         if old is None or line_of(old).is_cut or old.client.is_closed:  # as pyspark does when the server is another one

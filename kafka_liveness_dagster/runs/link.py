@@ -22,11 +22,11 @@ from kafka_liveness_dagster.runs.tags import (
     FENCED_TAG,
     LEFT_TAG,
     MAX_RUNTIME,
-    PLACE_TAG,
     PROCESS_TAG,
     Context,
     is_step,
     op_of,
+    place_tag,
     run_of,
     run_remaining,
     runs_in_progress,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.link import RunLink
 
+_HAVE_STARTED = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
 
 
@@ -57,7 +58,7 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         run_id = uuid4().hex
         return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
     # An earlier consumer's, or of the run this one repeats
-    tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG, PLACE_TAG) if run.tags.get(tag)}
+    tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
     if away_seconds is not None:
         tags[AWAY_TAG] = f"{away_seconds:g}"
     if sign_of(run).process is None:  # an op of the user's own
@@ -76,29 +77,30 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         is_step=is_step(context),
         tell=lambda why: tell(context.instance, run.run_id, {_tag_of(why): why.encode()}),
         worked=lambda: _tell_work(context.instance, run.run_id),
-        take_over=lambda places: _take_over(context.instance, run.run_id, places),
+        take_over=lambda group_id, places: _take_over(context.instance, run.run_id, place_tag(group_id), places),
         catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
     )
 
 
-def _take_over(instance: dg.DagsterInstance, run_id: str, places: Sequence[str]) -> str | None:
+def _take_over(instance: dg.DagsterInstance, run_id: str, tag: str, places: Sequence[str]) -> str | None:
     """The first place in whose runs nobody works any more, neither the one it was made for nor a later one.
 
-    It is said to be this run's before anybody joins there, so that the next one to ask does not take it as well.
+    It is said to be this run's before anybody joins there, so that the next one to ask does not take it as well. Who
+    has not started yet is nobody's successor: Dagster gives a run that repeats another one all of its tags.
     """
     now = time.time()
     for place in places:
         first = instance.get_run_record_by_id(run_of_place(place) or "")
-        later = instance.get_run_records(dg.RunsFilter(tags={PLACE_TAG: place}))
+        later = instance.get_run_records(dg.RunsFilter(tags={tag: place}, statuses=_HAVE_STARTED))
         known = [*later, *([first] if first else [])]
         if first and all(
             one.dagster_run.is_finished or word_of(instance, one, now, away=True) is Word.GONE for one in known
         ):
-            tell(instance, run_id, {PLACE_TAG: place})
+            tell(instance, run_id, {tag: place})
             return place
     this = instance.get_run_by_id(run_id)
-    if this is not None and this.tags.get(PLACE_TAG):  # somebody has put it out of there
-        tell(instance, run_id, {PLACE_TAG: ""})
+    if this is not None and this.tags.get(tag):  # somebody has put it out of there, or it is that of a run it repeats
+        tell(instance, run_id, {tag: ""})
     return None
 
 

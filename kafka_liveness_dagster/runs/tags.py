@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
+from zlib import crc32
 
 import dagster as dg
 
@@ -36,7 +37,6 @@ WAITS_TAG = "kafka_liveness/waits_for"
 PROCESS_TAG = "kafka_liveness/process"
 AWAY_TAG = "kafka_liveness/away_seconds"
 COMMITTED_TAG = "kafka_liveness/committed"
-PLACE_TAG = "kafka_liveness/place"  # of another run before, which is gone
 PARTITION_TAG = "dagster/partition"
 MAX_RUNTIME = "dagster/max_runtime"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
@@ -47,6 +47,14 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str]:
     """Run tags by which the sensor and the UI find the runs of a group."""
     return {GROUP_TAG: group_id, LANE_TAG: lane}
+
+
+def place_tag(group_id: str) -> str:
+    """Under which a run says whose place it has taken in a group, and nothing when it has none any more.
+
+    A tag for each group: a run may consume for several. Dagster refuses keys of other letters than a group id may have.
+    """
+    return f"kafka_liveness/place-{crc32(group_id.encode()):08x}"
 
 
 def unfinished(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:

@@ -195,7 +195,7 @@ class _Watch:
             ],
             cursor=GroupCursor.of(
                 memory,
-                observed_at=now if observe else cursor.observed_at,
+                observed_at=now if is_due else cursor.observed_at,
                 events=cursor.events + len(events),
                 outcomes=outcomes,
                 checked_at=checked_at,

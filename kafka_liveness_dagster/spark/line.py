@@ -10,15 +10,15 @@ time limit. Once the line is cut every call on it ends at once with :class:`Spar
 from __future__ import annotations
 
 import re
-import signal
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
+from kafka_liveness_dagster.spark.apart import apart
 from kafka_liveness_dagster.spark.errors import SparkSilentError
 
 if TYPE_CHECKING:
@@ -144,20 +144,21 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
         limit = _ASIDE.get(details.method.rpartition("/")[2])
         with self._waiting():
-            answered = continuation(details if limit is None else details._replace(timeout=limit), request)
+            asked = details if limit is None else details._replace(timeout=limit)
+            answered = apart(lambda: continuation(asked, request))
             self._heard(answered.exception())
         return answered
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each operation. Affects: for how long Spark has said nothing."""
-        with self._waiting(), _signals_later():
-            return self._answers(continuation(details, request))
+        with self._waiting():
+            return self._answers(apart(lambda: continuation(details, request)))
 
     def _answers(self, answers: Any) -> Iterator[Any]:
         while True:
             with self._waiting():
                 try:
-                    one = next(answers, None)
+                    one = apart(lambda: next(answers, None))
                 except grpc.RpcError as error:
                     self._heard(error)
                     raise
@@ -196,33 +197,6 @@ def line_of(session: SparkSession) -> Line:
     """The line of a session that ``connect`` opened."""
     line: Line = session.client._builder  # noqa: SLF001
     return line
-
-
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Let the handlers of signals run after the block.
-
-    Python raises in the main thread, wherever that is; Dagster does for a run that is canceled. Raised while gRPC
-    (1.85) began a call, it left the lock of the channel taken, and whoever closed the channel waited for ever.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[Callable[[], Any]] = []
-
-    def later(theirs: Callable[..., Any]) -> Callable[..., None]:
-        return lambda *told: came.append(lambda: theirs(*told))
-
-    try:
-        with ExitStack() as restored:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if callable(theirs := signal.getsignal(number)):
-                    signal.signal(number, later(theirs))
-                    restored.callback(signal.signal, number, theirs)
-            yield
-    finally:
-        for handle in came:
-            handle()
 
 
 def redacted(remote: str) -> str:

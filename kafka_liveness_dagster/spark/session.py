@@ -121,7 +121,7 @@ def _hide_secrets(session: SparkSession) -> None:
 
 def _read_kafka_by_the_new_reader(session: SparkSession) -> None:
     """The one that Structured Streaming has: of a batch of 100,000 records it takes a fifth less processor time."""
-    sources = (session.conf.get(_BY_THE_OLD_READERS, "") or "").split(",")
+    sources = str(session.conf.get(_BY_THE_OLD_READERS)).split(",")
     session.conf.set(_BY_THE_OLD_READERS, ",".join(one for one in sources if one.strip().lower() != "kafka"))
 
 

@@ -136,6 +136,21 @@ def test_a_place_is_whose_run_took_it_over():
     assert not elsewhere.known[0].is_elsewhere, "the run that died there has been deleted from Dagster"
 
 
+def test_a_place_without_a_known_heir_is_whose_commits_say_so():
+    """The heir is of another Dagster instance, or of a job of the user's: it has not died for that."""
+    heir, died = "00c0ffee", Run(RunFate.FAILED)
+    seen = group(member(place="kafka-liveness.0badcafe.1", is_elsewhere=True), commits=[commit(P0, heir)], runs={})
+    assert [one.name for one in seen.known] == [heir]
+    assert seen.left == []
+    assert [one.name for one in replace(seen, runs={RUN: died}).known] == [heir]
+    assert [one.name for one in replace(seen, runs={RUN: AT_WORK}).known] == [RUN], "it has only just joined"
+    waits = Run(RunFate.IN_PROGRESS, place="kafka-liveness.0badcafe.1")
+    assert [one.name for one in replace(seen, runs={OTHER: waits}).known] == [heir], "it repeats the heir"
+    works = replace(waits, started=True)
+    both = replace(seen, runs={OTHER: works, heir: works})
+    assert [one.name for one in both.known] == [heir], "a run that repeats it has its tags until it joins"
+
+
 def test_a_member_that_was_gone_between_two_looks_is_told():
     """The same run under another member id has left and joined."""
     back = replace(AT_FIRST, members=(member(member_id="m-2"),))

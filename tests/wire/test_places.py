@@ -8,40 +8,52 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.run_marks import place_of, run_of_place
 from kafka_liveness_dagster.kafka.answers import GroupMember
 from kafka_liveness_dagster.kafka.config import LiveSettings
 from kafka_liveness_dagster.kafka.link import RunLink
 from kafka_liveness_dagster.kafka.places import place
 
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 DEAD = place_of("0000beef", "00c0ffee")
 CLASSIC = SimpleNamespace(protocol="classic")
 
 
-def named(take_over, *members, protocol=CLASSIC, **live):
+def named(take_over, *members, protocol=CLASSIC, dealt=(), topic=(), **live):
     """The name of a membership of run 0badcafe."""
     link = replace(RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS), take_over=take_over)
-    listed = tuple(GroupMember(f"m-{name}", "c", "h", (), name) for name in members)
-    return place(SimpleNamespace(members=lambda _: listed), LiveSettings(("t",), "g", **live), protocol, link)
+    listed = tuple(GroupMember(f"m-{name}", "c", "h", tuple(dealt), name) for name in members)
+    cluster = SimpleNamespace(members=lambda _: listed)
+    return place(cluster, LiveSettings(("t",), "g", **live), protocol, link, set(topic))
 
 
 def test_only_places_are_asked_for():
     """Names that somebody gave, and members without any, are nobody's to take."""
     asked = []
-    assert named(lambda names: asked.append(names) or names[0], None, "etl-0", DEAD) == DEAD
-    assert asked == [[DEAD]]
-    own = named(lambda _: pytest.fail("there is none"), None, "etl-0")
-    assert run_of_place(own) == "0badcafe"
+    assert named(lambda *told: asked.append(told) or told[1][0], None, "etl-0", DEAD) == DEAD
+    assert run_of_place(named(lambda *told: asked.append(told), None, "etl-0")) == "0badcafe"
+    assert asked == [("g", [DEAD]), ("g", [])]
+
+
+@pytest.mark.parametrize(
+    ("dealt", "topic", "named_after"),
+    [((P0, P1), (P0, P1), "0000beef"), ((P0,), (P0, P1), "0badcafe"), ((P0, P1), (P0,), "0badcafe")],
+)
+def test_a_place_is_no_remedy_where_partitions_must_be_dealt_again(dealt, topic, named_after):
+    """A topic has grown, or others are consumed: the broker would hand out what the dead run had, and no more."""
+    taken = named(lambda _, names: next(iter(names), None), DEAD, dealt=dealt, topic=topic)
+    assert run_of_place(taken) == named_after
 
 
 def test_a_run_that_cannot_ask_joins_under_its_own_name(caplog):
     """Dagster's database is away, when it joins or when it joins again: that ends no run."""
-    assert run_of_place(named(lambda _: 1 / 0, DEAD)) == "0badcafe"
+    assert run_of_place(named(lambda *_: 1 / 0, DEAD)) == "0badcafe"
     assert "could not ask Dagster" in caplog.text
 
 
 def test_who_has_none():
     """A script, a static member of the user's, and any under KIP-848."""
     assert named(None, DEAD) is None
-    assert named(lambda names: names[0], DEAD, group_instance_id="etl-0") is None
-    assert named(lambda names: names[0], DEAD, protocol=SimpleNamespace(protocol="consumer")) is None
+    assert named(lambda _, names: names[0], DEAD, group_instance_id="etl-0") is None
+    assert named(lambda _, names: names[0], DEAD, protocol=SimpleNamespace(protocol="consumer")) is None

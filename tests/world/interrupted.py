@@ -1,6 +1,6 @@
 """A run that is canceled just when it asks Spark something: its session, whose call was cut in two, ends all the same.
 
-Run as ``python -m tests.world.interrupted REMOTE``; writes a line for each call that was interrupted.
+Run as ``python -m tests.world.interrupted REMOTE``; writes for each interrupt whether the session could be ended.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import signal
 import sys
 import threading
 
+from kafka_liveness_dagster.spark.line import line_of
 from kafka_liveness_dagster.spark.session import connect, end
 
-CALLS = ("its analysis", "its execution", "its release")
-_start = threading.Thread.start
+ENDED, MOST = "its session is ended", 60
+_enter = threading.Condition.__enter__
 
 
 class Canceled(BaseException):
@@ -26,36 +27,39 @@ def canceled(*_args):
     raise Canceled
 
 
-def interrupt_at(call):
-    """Let the signal come while gRPC begins a call: it has its locks then, and asks a thread for the token."""
-    to_come = [call]
+def interrupt_at(number):
+    """Let the signal come when gRPC has just taken a lock of its own, this one of all that it takes for the query."""
+    taken = []
 
-    def start(thread):
-        if "grpc" in getattr(thread._target, "__module__", ""):
-            to_come[0] -= 1
-            if to_come[0] == 0:
+    def enter(condition):
+        entered = _enter(condition)
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("grpc"):
+            taken.append(condition)
+            if len(taken) == number:
                 os.kill(os.getpid(), signal.SIGTERM)
-        _start(thread)
+        return entered
 
-    threading.Thread.start = start
+    threading.Condition.__enter__ = enter
 
 
 def main(remote):
-    """Interrupt each call of a small query, the first to begin with."""
+    """Interrupt a small query at each of these places, until it has no more of them."""
     signal.signal(signal.SIGTERM, canceled)
-    for number, name in enumerate(CALLS, 1):
+    for number in range(1, MOST):
         session = connect(remote)
         try:
             interrupt_at(number)
             session.sql("SELECT 1").collect()
-            session.sql("SELECT 1").collect()  # nobody waits for a release: the signal comes while this is asked
         except Canceled:
+            threading.Condition.__enter__ = _enter
             with contextlib.suppress(Exception):
                 session.interruptAll()
             end(session)
-            sys.stdout.write(f"canceled at {name}\n")
+            sys.stdout.write(f"{number}: {'given up' if line_of(session).is_cut else ENDED}\n")
+        else:
+            return
         finally:
-            threading.Thread.start = _start
+            threading.Condition.__enter__ = _enter
 
 
 if __name__ == "__main__":

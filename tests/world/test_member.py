@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
 from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.run_marks import run_of_place
+from kafka_liveness_dagster.core.run_marks import place_of, run_of_place
 from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.kafka import member as of_member
 from kafka_liveness_dagster.kafka.admin import Cluster
@@ -324,16 +325,26 @@ def test_a_look_from_before_a_partition_went_and_came_back_is_not_believed(group
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
+def nobody_is_gone(group_id, places):
+    """What Dagster says while everybody works."""
+    return
+
+
+def all_are_gone(group_id, places):
+    """What Dagster says, right or wrong, of all who had places."""
+    return next(iter(places), None)
+
+
 def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
     """It was thought to be gone: what it commits is refused, and the two share the partitions from then on."""
     if group.protocol == "consumer":
-        with group.consumer(take_over=lambda _: None) as dynamic:
+        with group.consumer(take_over=nobody_is_gone) as dynamic:
             dynamic.poll(PATIENCE)
             assert [member.group_instance_id for member in group.members()] == [None]
         return
     with (
-        group.consumer(take_over=lambda _: None) as first,
-        group.consumer(run=OTHER_RUN, take_over=lambda places: places[0]) as second,
+        group.consumer(take_over=nobody_is_gone) as first,
+        group.consumer(run=OTHER_RUN, take_over=all_are_gone) as second,
     ):
         batch = first.poll(PATIENCE)
         (place,) = (member.group_instance_id for member in group.members())
@@ -346,6 +357,31 @@ def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
         serve_until(lambda: [one.poll(0.05) for one in both] and [len(one.assignment()) for one in both] == [2, 2])
         assert {run_of_place(member.group_instance_id) for member in group.members()} == {RUN}
         assert len({member.group_instance_id for member in group.members()}) == 2
+
+
+def test_partitions_that_came_after_the_last_deal_are_dealt_to_a_successor(group, services):
+    """Who goes on under a known name is given what that name had, and nobody would ever read the others."""
+    if group.protocol == "consumer":
+        return  # the broker deals, and sees new partitions by itself
+    place = place_of(RUN, "00c0ffee")
+    config = group.kafka.member(replace(group.live, place=place), f"dagster/job/{RUN}/step", group.timeouts)
+    dead = Consumer({**config, "topic.metadata.refresh.interval.ms": 3_600_000})  # it notices nothing any more
+    try:
+        dead.subscribe([group.topic])
+        serve_until(lambda: dead.poll(0.05) is None and len(dead.assignment()) == len(PARTITIONS))
+        grown = len(PARTITIONS) + 2
+        admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
+        admin.create_partitions([NewPartitions(group.topic, grown)])[group.topic].result(timeout=20)
+        serve_until(lambda: len(Cluster(group.kafka).partitions([group.topic])) == grown)
+        with group.consumer(run=OTHER_RUN, take_over=all_are_gone) as successor:
+            serve_until(
+                lambda: (
+                    [dead.poll(0.02), successor.poll(0.02)]
+                    and len({tp for member in group.members() for tp in member.partitions}) == grown
+                )
+            )
+    finally:
+        dead.close()
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

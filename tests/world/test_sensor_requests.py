@@ -108,6 +108,29 @@ def test_which_partitions_there_are_is_asked_when_something_else_is_owed(crashed
         assert len(asked) == so_far + 1
 
 
+def test_a_partition_that_somebody_deleted_comes_back_though_there_is_always_something_to_tell(
+    crashed, instance, monkeypatch
+):
+    """A run that comes and goes more than once a minute is an event at each look; what is owed stays as it is."""
+    desk, began = Desk(crashed, instance), time.time()
+    clock = SimpleNamespace(**{**vars(time), "time": lambda: began})
+    monkeypatch.setattr(sensors, "time", clock)
+    desk.tick()
+    with crashed.live() as consumer:
+        join(crashed, consumer)
+        desk.tick()
+    (key,) = instance.get_dynamic_partitions("orders_crash_lag")
+    instance.delete_dynamic_partition("orders_crash_lag", key)
+    for seconds in (25, 50, 75):
+        clock.time = lambda at=began + seconds: at
+        with crashed.live() as consumer:
+            join(crashed, consumer)
+            told = desk.tick()
+            assert told.asset_events, "it has joined"
+        desk.tick()
+    assert instance.get_dynamic_partitions("orders_crash_lag") == [key]
+
+
 def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
     """The live run is asked for, the mistake is told on the topic's asset, and what went well is asked for once."""
 
