@@ -6,6 +6,7 @@ The same numbers give the same file: no date in it, and no random names.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -66,14 +67,53 @@ def lines(
         axes.set_title(title, loc="left", fontsize=11)
 
 
+def multiples(
+    file: Path,
+    at: Sequence[float],
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], str]]],
+    axis: str,
+    columns: int = 3,
+) -> None:
+    """Many small pictures, each from 0 on: by their titles lines over ``at``, each by its name, and its colour.
+
+    A line alone has no name in its picture.
+    """
+    rows = -(-len(panels) // columns)
+    with _saved(file, (4.2 * columns, 2.2 * rows)) as figure:
+        for place, (title, found) in enumerate(panels.items(), 1):
+            axes = _plain(figure.add_subplot(rows, columns, place))
+            for values, colour in found.values():
+                axes.plot(at, values, color=colour, linewidth=1.3)
+            most = max((one for values, _ in found.values() for one in values if not isnan(one)), default=1.0)
+            axes.set_ylim(0, 1.15 * most)
+            axes.set_xlim(0, at[-1])
+            axes.grid(axis="y", color="#e4e4e4")
+            axes.set_axisbelow(True)
+            axes.tick_params(labelsize=9)
+            axes.set_title(title, loc="left", fontsize=11)
+            if len(found) > 1:
+                axes.legend(list(found), loc="best", fontsize=8, frameon=False)
+            if place > len(panels) - columns:
+                axes.set_xlabel(axis, loc="left", fontsize=9)
+
+
 @contextmanager
 def _drawn(file: Path, inches: tuple[float, float]) -> Iterator[Axes]:
+    with _saved(file, inches) as figure:
+        yield _plain(figure.add_subplot())
+
+
+def _plain(axes: Axes) -> Axes:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    return axes
+
+
+@contextmanager
+def _saved(file: Path, inches: tuple[float, float]) -> Iterator[Figure]:
     with mpl.rc_context(_LOOK):
         figure = Figure(figsize=inches, facecolor="white", layout="constrained")
-        axes = figure.add_subplot()
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        yield axes
+        yield figure
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, format="svg", metadata={"Date": None})
         file.write_text("\n".join(line.rstrip() for line in file.read_text().splitlines()) + "\n")

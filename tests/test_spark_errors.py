@@ -57,6 +57,11 @@ def test_a_row_outside_of_its_batch_is_named():
             Why.WRITER,
             id="as a cause",
         ),
+        pytest.param(
+            unknown(f"({ICEBERG}.ValidationException) Deleted manifest f-m4.avro could not be found in the latest …"),
+            Why.WRITER,
+            id="a commit merged the manifests that were to be rewritten",
+        ),
         pytest.param(unknown(f"({ICEBERG}.AlreadyExistsException) Table already exists: a.b"), Why.WRITER, id="made"),
         pytest.param(unknown(f"({ICEBERG}.CommitFailedException) Cannot commit"), Why.WRITER, id="lost every race"),
         pytest.param(

@@ -46,6 +46,7 @@ _OF_ICEBERG = (  # which has no conditions: the class of an exception, how its m
     ("ValidationException", "Found conflicting", Why.WRITER),  # "… files", "… deleted files": written to since
     ("ValidationException", "Found new conflicting", Why.WRITER),
     ("ValidationException", "Missing required files to delete", Why.WRITER),
+    ("ValidationException", "Deleted manifest", Why.WRITER),  # a lane's commit merged them: its 100th since the last
     ("ValidationException", "Cannot determine history", Why.WRITER),  # our snapshot was expired meanwhile
     ("AlreadyExistsException", "", Why.WRITER),  # the table, made by somebody else since we looked
     ("CommitFailedException", "", Why.WRITER),  # lost every race for the table's metadata pointer

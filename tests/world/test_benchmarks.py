@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import struct
+from math import nan
 
 import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from benchmarks import pictures
+from benchmarks import jvm, pictures
 from benchmarks.lake import Lake, fill, is_exact, new_topic, to_rows
+from benchmarks.soak_told import Course, in_runs, of
 from benchmarks.turns import Seconds
 from benchmarks.ways import Runs
 
@@ -71,7 +74,29 @@ def test_the_same_numbers_give_the_same_picture(tmp_path):
             tmp_path / f"{name}-bars.svg", "speed", [("ours", 4.0, "4/s", "red"), ("bound", 5.0, "5/s", "blue")]
         )
         pictures.lines(tmp_path / f"{name}-lines.svg", "time", [1, 2], {"ours: 1 s": ([1.0, 1.0], "red")}, "million")
-    for kind in ("bars", "lines"):
+        two = {"ours": ([1.0, nan], "red"), "theirs": ([2.0, 2.0], "blue")}
+        pictures.multiples(tmp_path / f"{name}-multiples.svg", [1, 2], {"memory": two, "files": {}}, "minutes")
+    for kind in ("bars", "lines", "multiples"):
         once, again = ((tmp_path / f"{name}-{kind}.svg").read_text() for name in ("once", "again"))
         assert once == again
         assert "ours" in " ".join(re.findall(r">([^<>]+)</text>", once)), "what is said is text"
+
+
+def test_what_grows_in_a_soak_is_seen():
+    """Its first tenth, in which caches fill, is shown and counts for nothing; what is missing at times is no matter."""
+    samples = [{"at": 6.0 * n, "even": 5.0, "grows": 10.0 + n, "worker age": 6.0 * (n % 50)} for n in range(100)]
+    samples[0]["even"] = 1_000.0
+    del samples[40]["even"]
+    assert of(samples, "even") == Course(5.0, 5.0, 5.0, 1.0, 0.0)
+    assert of(samples, "grows")._replace(ratio=0) == Course(14.5, 24.5, 104.5, 0, 600.0)
+    assert in_runs(samples, "grows") == [600.0, 600.0], "two lives"
+
+
+def test_the_counters_of_a_jvm_are_read():
+    """Texts among them, and whatever is no such file, are passed over."""
+    name, text = b"sun.used\0", b"java.version\0"
+    used = struct.pack("<iii4Bi", 37, 20, 0, ord("J"), 0, 2, 3, 29) + name + struct.pack("<q", 4_711)
+    told = struct.pack("<iii4Bi", 35, 20, 2, ord("B"), 0, 5, 1, 33) + text + b"17"
+    header = b"\xca\xfe\xc0\xc0" + bytes([1, 2, 0, 1]) + struct.pack("<iiqii", 32 + 72, 0, 0, 32, 2)
+    assert jvm.parsed(header + used + told) == {"sun.used": 4_711}
+    assert jvm.parsed(b"nothing of the kind") == {}
