@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _TRIES = 3
 _MOST_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
+_BY_ARROW = "spark.sql.iceberg.vectorization.enabled"  # keeps something of each file in the server for good (#13937)
 _BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
 _LOCAL = ("file:", "/")  # listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
 _SNAPSHOTS = f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{SINCE}'] FROM {{table}}.`snapshots`"
@@ -74,6 +75,7 @@ class Maintenance:
         shape = self.table.shape(self.session)
         if shape is None:
             return
+        self.session.conf.set(_BY_ARROW, "false")
         options = f"map('min-input-files', '{min_files}', 'remove-dangling-deletes', 'true')"
         strategy = "sort" if self._is_sorted() else "binpack"
         for ranges in _rounds(settled, together=shape.is_by_kafka_partition):

@@ -95,6 +95,16 @@ def test_fewer_small_files_than_asked_for_stay(spark, table, ledger):
     assert len(files(spark, table)) == 3
 
 
+def test_what_it_reads_is_not_kept_in_the_server(spark, table, ledger):
+    """Iceberg's readers by Arrow keep an allocator of each file for good (iceberg#13937), until the heap is full."""
+    for start in (0, 10):
+        put(spark, ledger, orders(start, start + 10))
+    assert list(Maintenance(spark, IcebergTable(table)).compact([orders(0, 20)], min_files=2)) == [(2, 1)]
+    plan = spark.sql(f"EXPLAIN SELECT * FROM {table}").collect()[0][0]
+    assert "BatchScan" in plan
+    assert "ColumnarToRow" not in plan, "its session reads by Arrow"
+
+
 def test_a_compacted_table_is_in_its_order(spark, table, ledger):
     """As one that was sorted by hand is, though each batch came in the order of its offsets."""
     layout = Layout(sort_by=("placed_at DESC",))
