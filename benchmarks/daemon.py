@@ -34,6 +34,7 @@ class Daemon:
 
     Attributes:
         instance: Dagster's records.
+        pid: of the daemon, whose child the code server is.
     """
 
     def __init__(self, home: Path, location: str, env: Mapping[str, str]) -> None:
@@ -47,6 +48,7 @@ class Daemon:
                 [sys.executable, "-m", "dagster._daemon", "run", "-m", location],
                 env=told, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
+        self.pid = self._child.pid
 
     def __enter__(self) -> Self:
         return self
