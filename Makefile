@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGE := kafka_liveness_dagster
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
-BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits
+BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle
 
 .DEFAULT_GOAL := help
 .PHONY: help demo ui fast test bench lint format check dist lock java chromium clean
@@ -29,7 +29,7 @@ test: java chromium .venv/installed ## all tests of all tiers, in three processe
 	$(if $(ARGS),,@$(BIN)/python -m coverage report --show-missing --skip-covered)
 	$(if $(ARGS),,@$(BIN)/python -m coverage report --include="$(PACKAGE)/core/*" --fail-under=100 --format=total)
 
-bench: java .venv/installed ## measure all, half an hour; make bench BENCH=planner measures one
+bench: java .venv/installed ## measure all, an hour; make bench BENCH=planner measures one
 	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name --write benchmarks/RESULTS.md; done
 
 lint: .venv/installed ## ruff and mypy

@@ -121,7 +121,14 @@ def fresh_at(lake: Lake, table: IcebergTable, ends: Mapping[int, int]) -> float 
 @contextmanager
 def lake() -> Iterator[Lake]:
     """Kafka and Spark Connect with an empty state folder; they end with the block, also by an error or SIGTERM."""
-    with own_services() as (started, home), dg.DagsterInstance.local_temp() as instance:
+    with own_services() as (started, home), opened(started, home) as found:
+        yield found
+
+
+@contextmanager
+def opened(started: services.Services, home: Path) -> Iterator[Lake]:
+    """The same on services that run, of which both do."""
+    with dg.DagsterInstance.local_temp() as instance:
         session = connect(started.spark_remote)
         session.conf.set(*_CHECKPOINTS)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import dagster as dg
@@ -11,10 +12,10 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState
 from kafka_liveness_dagster.core.run_marks import place_of
 from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
-from kafka_liveness_dagster.runs.link import link_of
+from kafka_liveness_dagster.runs.link import _state, link_of
 from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, place_tag, why_away
 
 REMAINING = "what is left of dagster/max_runtime"
@@ -294,3 +295,20 @@ def test_a_run_says_why_it_left_its_group_in_codes(instance):
     left = Away(FenceReason.POLL_TIMEOUT)
     assert told == [("poll-timeout", left), ("poll-timeout back", Away(left.reason, is_back=True))]
     assert (run.tags[LEFT_TAG], why_away(run)) == ("closed", Away(FenceReason.CLOSED))
+
+
+def test_what_dagster_says_of_a_run_is_what_its_watchdog_hears(instance):
+    """Of each status there is, and of a run that was deleted; one that is at work is not read for that."""
+    heard, canceled = {}, (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+    every = set(dg.DagsterRunStatus) - {dg.DagsterRunStatus.QUEUED}  # which only a code location's can be
+    for status in every:
+        run = instance.add_run(dg.DagsterRun(job_name="any", status=status))
+        heard[status] = _state(instance, run.run_id)
+        instance.delete_run(run.run_id)
+        assert _state(instance, run.run_id) is RunState.ENDED
+    ended = {dg.DagsterRunStatus.SUCCESS: RunState.ENDED, dg.DagsterRunStatus.FAILURE: RunState.ENDED}
+    others = dict.fromkeys(every, RunState.IN_PROGRESS)
+    assert heard == {**others, **ended, **dict.fromkeys(canceled, RunState.CANCELED)}
+    with patch.object(instance, "get_run_by_id", side_effect=AssertionError):
+        run = instance.add_run(dg.DagsterRun(job_name="any", status=dg.DagsterRunStatus.STARTED))
+        assert _state(instance, run.run_id) is RunState.IN_PROGRESS
