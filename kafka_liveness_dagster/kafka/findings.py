@@ -1,16 +1,27 @@
-"""What did the memberships of one consumer come upon? Kept for the run's page, and told in its log."""
+"""What did the memberships of one consumer come upon? Kept for the run's page; its log has a line of each kind."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from logging import Logger
 
     from kafka_liveness_dagster.core.resume import Resumed
+
+CRASH_LAG = "crash lag %s, %d offsets, is owed, a partition for each range; live goes on behind it"
+FORGOTTEN = (
+    "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit replaced what "
+    "was owed, or the table lost it. It is owed again, a partition for each range"
+)
+LOST = "lost: %s, %d offsets, expired before it was processed; going on without it"
+IN_ORDER = "resumes in order, since there are too many owed ranges for a commit, or for max_ranges of CrashLag: %s"
+PAUSED = "paused in both lanes until resume() lets it go on: %s"
 
 
 @dataclass
@@ -31,32 +42,29 @@ class Found:
     debts: dict[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
 
-    def tell(self, tp: TopicPartition, resumed: Resumed, log: Logger) -> None:
-        """A partition was settled."""
-        self.debts[tp] = resumed.owed
-        for lost in resumed.lost:
-            self.lose(tp, lost, log)
-        for forgotten in resumed.forgotten:
-            self.forgotten.append(OffsetRange(*tp, *forgotten))
-            message = (
-                "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit "
-                "replaced what was owed, or the table lost it. It is owed again and becomes a partition"
-            )
-            log.warning(message, self.forgotten[-1], forgotten.size)
-        if resumed.paused:
-            log.warning("%s is paused at %d, in both lanes: resume() lets it go on", tp, resumed.position)
-        for skipped in resumed.crash_lag:
-            self.jumped.append(OffsetRange(*tp, *skipped))
-            message = "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d"
-            log.warning(message, self.jumped[-1], skipped.size, resumed.position)
-        if resumed.overflow is not None:
-            message = (
-                "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_ranges of CrashLag"
-            )
-            log.warning(message, tp, resumed.overflow.start)
+    def tell(self, settled: Mapping[TopicPartition, Resumed], log: Logger) -> None:
+        """These partitions were settled."""
+        self.debts.update({tp: resumed.owed for tp, resumed in settled.items()})
+        self.lose({tp: resumed.lost for tp, resumed in settled.items()}, log)
+        forgotten = _ranges({tp: resumed.forgotten for tp, resumed in settled.items()})
+        jumped = _ranges({tp: resumed.crash_lag for tp, resumed in settled.items()})
+        self.forgotten += forgotten
+        self.jumped += jumped
+        for told, ranges in ((FORGOTTEN, forgotten), (CRASH_LAG, jumped)):
+            if ranges:
+                log.warning(told, listed(ranges), sum(found.size for found in ranges))
+        paused = [f"{tp} at {resumed.position}" for tp, resumed in settled.items() if resumed.paused]
+        in_order = [f"{tp} at {resumed.overflow.start}" for tp, resumed in settled.items() if resumed.overflow]
+        for told, partitions in ((PAUSED, paused), (IN_ORDER, in_order)):
+            if partitions:
+                log.warning(told, listed(partitions))
 
-    def lose(self, tp: TopicPartition, lost: Span, log: Logger) -> None:
-        """Offsets expired before they were processed."""
-        self.lost.append(OffsetRange(*tp, *lost))
-        message = "lost: %s, %d offsets, expired before it was processed; going on without it"
-        log.error(message, self.lost[-1], lost.size)
+    def lose(self, spans: Mapping[TopicPartition, Iterable[Span]], log: Logger) -> None:
+        """These offsets expired before they were processed."""
+        self.lost += (lost := _ranges(spans))
+        if lost:
+            log.error(LOST, listed(lost), sum(found.size for found in lost))
+
+
+def _ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[OffsetRange]:
+    return [OffsetRange(*tp, *span) for tp, found in spans.items() for span in found]

@@ -95,9 +95,8 @@ class LiveLane:
         )
         adopted = [tp for tp in sorted(arrived) if tp in self.member.owned]
         self._learn({tp: (facts[tp], resumed[tp]) for tp in adopted})
-        for tp in adopted:
-            failpoint(Failpoint.AFTER_TOKEN_COMMIT)
-            self._found.tell(tp, resumed[tp], self._log)
+        failpoint(Failpoint.AFTER_TOKEN_COMMIT)
+        self._found.tell({tp: resumed[tp] for tp in adopted}, self._log)
 
     def plan(self, wanted: Wanted) -> Batch | None:
         """The next ranges of what is owned, None when there is less; they count as planned from now on."""
@@ -106,8 +105,10 @@ class LiveLane:
         if self._rests and self._cluster.log_ends(owned) == {tp: o.position for tp, o in owned.items()}:
             return None  # and no log starts behind its end: nothing can have expired either
         bounds = self._cluster.log_bounds(owned)
+        expired = {tp: bounds[tp][0] for tp, o in owned.items() if o.committed == o.position < bounds[tp][0]}
+        if expired and self._live.policy.on_data_loss == "skip":
+            self._pass_expired(owned, expired)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
-            self._pass_expired(tp, o, bounds[tp][0])
             check_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         records = sum(span.size for (span,) in pending.values())
@@ -218,10 +219,9 @@ class LiveLane:
         self._witness.believe(believed)
 
     def _check_identity(self, partitions: Collection[TopicPartition], outcome: str) -> None:
-        if not partitions:
-            return
-        ids = self._cluster.topic_ids({tp.topic for tp in partitions})
-        self._identify({tp: ids[tp.topic] for tp in partitions}, outcome)
+        if partitions:
+            ids = self._cluster.topic_ids({tp.topic for tp in partitions})
+            self._identify({tp: ids[tp.topic] for tp in partitions}, outcome)
 
     def _identify(self, ids: Mapping[TopicPartition, str], outcome: str) -> None:
         for tp, now in ids.items():
@@ -229,15 +229,15 @@ class LiveLane:
             if was and now and was != now:
                 raise TopicRecreatedError(recreated(tp, was, now, "this run", outcome))
 
-    def _pass_expired(self, tp: TopicPartition, owned: Owned, log_start: int) -> None:
-        """With ``on_data_loss="skip"``, between two batches: go on at the log start, and report what is gone."""
-        if self._live.policy.on_data_loss == "skip" and owned.committed == owned.position < log_start:
-            lost = Span(owned.position, log_start)
-            self._second().tell({tp: (lost,)})
-            if self._witness is not None:
-                self._witness.learn({tp: Account(reported=(lost,))})
-            self._found.lose(tp, lost, self._log)
-            owned.committed = owned.position = log_start
+    def _pass_expired(self, owned: Mapping[TopicPartition, Owned], starts: Mapping[TopicPartition, int]) -> None:
+        """Between two batches: go on at the log starts, and report what is gone."""
+        lost = {tp: (Span(owned[tp].position, start),) for tp, start in starts.items()}
+        self._second().tell(lost)
+        if self._witness is not None:
+            self._witness.learn({tp: Account(reported=spans) for tp, spans in lost.items()})
+        self._found.lose(lost, self._log)
+        for tp in starts:
+            owned[tp].committed = owned[tp].position = starts[tp]
 
 
 def _as_owned(facts: PartitionFacts, owned: Owned) -> PartitionFacts:

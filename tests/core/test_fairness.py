@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.fairness import Batch, Rotation, fair_share, first_offsets, greedy_share, plan
+from kafka_liveness_dagster.core.fairness import (
+    MOST_SHARES,
+    Batch,
+    Rotation,
+    fair_share,
+    first_offsets,
+    greedy_share,
+    plan,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, size, union
 
 A, B, C, D = (TopicPartition("orders", p) for p in range(4))
@@ -16,7 +26,8 @@ LAGS = st.dictionaries(PARTITIONS, st.integers(0, 60), max_size=8)
 BOUNDS = st.integers(1, 100)
 SPANS = st.lists(st.builds(Span, st.integers(0, 60), st.integers(0, 60)), max_size=4).map(union)
 LAST = st.none() | PARTITIONS
-SHARES = pytest.mark.parametrize("share", [fair_share, greedy_share])
+WITHOUT_SMALL = partial(fair_share, least=17)
+SHARES = pytest.mark.parametrize("share", [fair_share, WITHOUT_SMALL, greedy_share], ids=["fair", "no small", "greedy"])
 
 
 @pytest.mark.parametrize(
@@ -101,6 +112,23 @@ def test_nobody_with_lag_waits_longer_than_one_round(share, lag, bound, last):
         last = shares.last
         served |= set(shares.taken)
     assert served == set(lag)
+
+
+@pytest.mark.parametrize("backlog", [50, 1_000_000])
+def test_a_batch_of_many_partitions_is_not_cut_into_small_shares(backlog):
+    """64 ranges of 15 instead of 1,000 of one; those that get none are next. Where all fits, all is in one batch."""
+    pending = {TopicPartition("orders", p): (Span(0, backlog),) for p in range(1_000)}
+    bound, last, served = (100_000 if backlog == 50 else 1_000), None, []
+    for _ in range(16):
+        ranges, last = plan(pending, bound, last)
+        served.append(len(ranges))
+        for done in ranges:
+            pending[done.topic_partition] = difference(pending[done.topic_partition], [done.span])
+    if backlog == 50:
+        assert served == [1_000] + 15 * [0]
+    else:
+        assert max(served) <= MOST_SHARES + 3, "the odd ones"
+        assert all(spans[0].start > 0 for spans in pending.values()), "each had its turn"
 
 
 @given(

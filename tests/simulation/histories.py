@@ -9,6 +9,7 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.kafka import findings
 from tests.simulation.product import simulated
 from tests.simulation.world import Simulation
 
@@ -20,9 +21,9 @@ _SELDOM = (20_000, 20, 50)
 MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not test
     "committed %s: %s in %.2f s",
     "written %s and committed but for %s, which its new owner writes again: %s in %.2f s",
-    "crash lag %s, %d offsets, is owed and becomes a partition; live goes on at %d",
-    "%s resumes in order at %d: its owed ranges are too many for a commit, or for max_ranges of CrashLag",
-    "%s is paused at %d, in both lanes: resume() lets it go on",
+    findings.CRASH_LAG,
+    findings.IN_ORDER,
+    findings.PAUSED,
     "waits for partitions: %s; the others finish their batches first",
     "handed over before the commit, replayed by the new owner: %s",
     "another writer had touched %s: written at attempt %d",
@@ -30,7 +31,7 @@ MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not t
     "could not mark %d partitions as released: %s",
     "partitions lost: %s",
     "fenced: %s",
-    "lost: %s, %d offsets, expired before it was processed; going on without it",
+    findings.LOST,
     "lost: %s; recorded as done",
     "killed",
     "stopped",

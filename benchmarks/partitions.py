@@ -1,0 +1,199 @@
+"""What grows with a topic's partitions? Ten, a hundred, a thousand of them, with as many records in all.
+
+A live run works off a backlog, beside Structured Streaming over the same one, then what little each partition has. Then
+a crash: the jump over all partitions, the sensor's looks, the crash lag asset's page, and its backfill: a hundred
+partitions, as a person would select them, and all others in one run. Every table is looked at: each offset once.
+
+    python -m benchmarks.partitions --write benchmarks/RESULTS.md
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import dagster as dg
+import psutil
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import ModuleTarget
+from dagster_graphql.test.utils import execute_dagster_graphql
+from rich.console import Console
+
+from benchmarks import partitioned
+from benchmarks.lake import fill, lake, log_ends
+from benchmarks.left_behind import Trickle, crashed_at
+from benchmarks.many_groups import WatchedGroup, make_topic
+from benchmarks.report import Table, keep, show
+from benchmarks.turns import quartiles
+from benchmarks.ways import Runs, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import kafka_liveness_dagster as kl
+    from benchmarks.lake import Lake
+
+TITLE = "A thousand partitions"
+PIECE = 100
+_BACKLOG, _LITTLE = 200_000, 5  # records: in all, and of each partition
+_PAGE = """query Page($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+  partitionKeysByDimension { name partitionKeys }
+  assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions failedPartitions } } } } }"""
+_ROWS = {  # in words, and how its numbers are written; what cannot but grow with the partitions has a *
+    "live run, 200,000 that wait: seconds": ".1f",
+    "of Structured Streaming": ".2f",
+    "the same: files a batch of 50,000": ".0f",
+    "live run, 5 records a partition: seconds": ".1f",
+    "the same: files *": ".0f",
+    "jump over all: seconds to the first commit": ".1f",
+    "the same: events of the run": ".0f",
+    "sensor's look that adds the partitions: seconds *": ".2f",
+    "sensor's look after it: seconds": ".2f",
+    "the page of crash lag partitions: seconds": ".2f",
+    "backfill of a hundred, one run: seconds": ".1f",
+    "the same: events": ".0f",
+    "backfill of all others, one run: seconds *": ".1f",
+    "the same: of which Spark and Kafka *": ".1f",
+    "the same: events *": ".0f",
+    "the same: event log, MB *": ".2f",
+    "run worker, MB": ".0f",
+    "Spark, MB": ".0f",
+}
+
+
+@click.command()
+@click.option("--partitions", "sizes", default=(10, 100, 1_000), show_default=True, multiple=True, help="Of a topic.")
+@click.option("--repetitions", default=3, show_default=True, help="Of all, after one with ten that is not counted.")
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
+    """Measure what a topic of ten to a thousand partitions costs. Try it with `--partitions 20 --repetitions 1`."""
+    console = Console()
+    found: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
+    with lake() as services, console.status("warming up") as status:
+        measured(services, min(sizes))
+        for repetition in range(repetitions):
+            for size in sizes:
+                status.update(f"{size:,} partitions, {repetition + 1} of {repetitions}")
+                found[size].append(measured(services, size))
+    table = _told(found)
+    show(console, table)
+    if write is not None:
+        keep(write, TITLE, "python -m benchmarks.partitions", [table])
+        console.print(f"kept in {write}")
+
+
+def measured(services: Lake, partitions: int) -> dict[str, float]:
+    """All numbers of one topic; a table that is not exact is an error."""
+    topic, table, runs = make_topic(services.servers, partitions, filled=False), services.new_table(), Runs(services)
+    asset = partitioned.asset_of(topic, table.name)
+    fill(services.servers, topic, partitions, _BACKLOG)
+    live = runs.live(asset).seconds
+    files = [int(row.files) for row in _snapshots(services, table.quoted)]
+    peer = services.new_table()
+    beside = stream(services, topic, peer, partitioned.BATCH)
+    services.drop_exact(peer, _BACKLOG)
+    fill(services.servers, topic, partitions, _LITTLE * partitions)
+    little = runs.live(asset).seconds
+    few = [int(row.files) for row in _snapshots(services, table.quoted)][len(files) :]
+
+    crashed_at(services.servers, topic, topic, log_ends(services.servers, topic, partitions))
+    fill(services.servers, topic, partitions, _BACKLOG)
+    commits: list[float] = []
+    with Trickle(services.servers, topic, partitions) as trickle:
+
+        def committed(_: kl.Batch) -> None:
+            commits.append(time.time())
+            trickle.stop()
+
+        jump = runs.live(asset, committed)
+    jump_events, _ = _events(services)
+    sensor = WatchedGroup(asset, services.kafka, services.instance)
+    looks = [sensor.tick() for _ in range(3)]
+    keys = services.instance.get_dynamic_partitions(f"{asset.name}_crash_lag")
+    page = _page(services, topic, table.name, asset)
+    piece, _ = _backfill(runs, asset, keys[:PIECE])
+    piece_events, _ = _events(services)
+    rest, inside = _backfill(runs, asset, keys[PIECE:]) if keys[PIECE:] else (float("nan"), float("nan"))
+    rest_events, megabytes = _events(services) if keys[PIECE:] else (float("nan"), float("nan"))
+    services.drop_exact(table)
+    values = (
+        *(live, live / beside, statistics.median(files[1:]), little, max(few), commits[0] - jump.began, jump_events),
+        *(looks[0], min(looks[1:]), page, piece, piece_events, rest, inside, rest_events, megabytes),
+        *(_megabytes(psutil.Process()), _megabytes(_spark())),
+    )
+    return dict(zip(_ROWS, values, strict=True))
+
+
+def _backfill(runs: Runs, asset: kl.KafkaAsset, keys: Sequence[str]) -> tuple[float, float]:
+    """Seconds of a run over these, and of those from its consumer to its last commit."""
+    began = time.perf_counter()
+    inside = runs.catch_up(asset, keys).seconds
+    return time.perf_counter() - began, inside
+
+
+def _snapshots(services: Lake, table: str) -> list[Any]:
+    files = "coalesce(summary['added-data-files'], '0') AS files"
+    found: list[Any] = services.session.sql(f"SELECT {files} FROM {table}.snapshots ORDER BY committed_at").collect()
+    return found
+
+
+def _events(services: Lake) -> tuple[float, float]:
+    """How many the last run left, and what they weigh in MB."""
+    (run,) = services.instance.get_runs(limit=1)
+    told = services.instance.all_logs(run.run_id)
+    return len(told), sum(len(dg.serialize_value(one)) for one in told) / 1e6
+
+
+def _page(services: Lake, topic: str, table: str, asset: kl.KafkaAsset) -> float:
+    """Seconds of what Dagster's page of the asset asks its webserver for, the second time."""
+    os.environ.update({partitioned.TOPIC: topic, partitioned.TABLE: table})
+    where = ModuleTarget(partitioned.__name__, None, str(Path.cwd()), "many")
+    key = {"path": [f"{asset.name}_crash_lag"]}
+    with WorkspaceProcessContext(services.instance, where) as process:
+        execute_dagster_graphql(process.create_request_context(), _PAGE, {"key": key})
+        began = time.perf_counter()
+        told = execute_dagster_graphql(process.create_request_context(), _PAGE, {"key": key})
+        seconds = time.perf_counter() - began
+    assert told.data["assetNodeOrError"]["partitionKeysByDimension"][0]["partitionKeys"], told  # noqa: S101
+    return seconds
+
+
+def _spark() -> psutil.Process:
+    """The benchmark's own server."""
+    home = os.environ["KAFKA_LIVENESS_HOME"]
+    told = ((one, " ".join(one.info["cmdline"] or ())) for one in psutil.process_iter(["cmdline"]))
+    (found,) = (one for one, command in told if "SparkConnectServer" in command and home in command)
+    return found
+
+
+def _megabytes(process: psutil.Process) -> float:
+    return float(process.memory_info().rss / 1e6)
+
+
+def _told(found: dict[int, list[dict[str, float]]]) -> Table:
+    sizes = sorted(found)
+    columns = ("", *(f"{size:,}" for size in sizes), "grows")
+    table = Table(f"{_BACKLOG:,} records in all, by the topic's partitions", columns)
+    too_fast = []
+    for name, form in _ROWS.items():
+        medians = [quartiles([one[name] for one in found[size]])[1] for size in sizes]
+        known = [(size, value) for size, value in zip(sizes, medians, strict=True) if not math.isnan(value)]
+        if not known:
+            continue
+        (least, first), (most, last) = known[0], known[-1]
+        growth = last / first if first else 1.0
+        too_fast += [name] if growth > most / least else []
+        table.add(name, *("" if math.isnan(value) else f"{value:,{form}}" for value in medians), f"{growth:.1f} times")
+    table.note("medians; seconds of runs go from their consumer to their last commit, of backfills they are the run's")
+    table.note("every table was exact")
+    table.note(f"grows faster than the partitions: {', '.join(too_fast) or 'nothing'}; * cannot but grow with them")
+    return table
+
+
+if __name__ == "__main__":
+    main()
