@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -45,6 +45,7 @@ class WatchedGroup:
     kafka: kl.KafkaLivenessResource
     instance: dg.DagsterInstance
     cursor: str | None = None
+    spark: kl.SparkConnectResource = field(default_factory=lambda: _NO_SPARK)
 
     def tick(self) -> float:
         """Evaluate the sensor as Dagster's code server does; seconds. Then do what the daemon does with the answer."""
@@ -52,7 +53,7 @@ class WatchedGroup:
         with dg.build_sensor_context(
             self.instance,
             cursor=self.cursor,
-            resources={"kafka": self.kafka, "spark": _NO_SPARK},
+            resources={"kafka": self.kafka, "spark": self.spark},
             sensor_name=self.asset.sensor.name,
         ) as context:
             told = self.asset.sensor.evaluate_tick(context)

@@ -24,6 +24,7 @@ from dagster._core.workspace.load_target import ModuleTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 from rich.console import Console
 
+import kafka_liveness_dagster as kl
 from benchmarks import partitioned
 from benchmarks.lake import fill, lake, log_ends
 from benchmarks.left_behind import Trickle, crashed_at
@@ -35,7 +36,6 @@ from benchmarks.ways import Runs, stream
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import kafka_liveness_dagster as kl
     from benchmarks.lake import Lake
 
 TITLE = "A thousand partitions"
@@ -112,7 +112,7 @@ def measured(services: Lake, partitions: int) -> dict[str, float]:
 
         jump = runs.live(asset, committed)
     jump_events, _ = _events(services)
-    sensor = WatchedGroup(asset, services.kafka, services.instance)
+    sensor = WatchedGroup(asset, services.kafka, services.instance, spark=kl.SparkConnectResource())
     looks = [sensor.tick() for _ in range(3)]
     keys = services.instance.get_dynamic_partitions(f"{asset.name}_crash_lag")
     page = _page(services, topic, table.name, asset)

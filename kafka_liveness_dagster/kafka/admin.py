@@ -158,6 +158,10 @@ class Cluster:
             found[topic] = "" if topic_id == _NO_TOPIC_ID else topic_id
         return found
 
+    def meet(self, group_id: str) -> None:
+        """Let the coordinator of a group be looked for, some 20 ms where it was not lately, while others are asked."""
+        reader(group_id, self.settings)
+
     def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:
         """The committed offsets of a group for those of the partitions that have one."""
         client = reader(group_id, self.settings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
-_OPEN_READERS = 64  # each has 3 threads, one more for every broker, and 2 connections
+_OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
 _readers: dict[tuple[str, KafkaSettings], Consumer] = {}  # the longest unused first
 _lock = threading.Lock()
 _Client = TypeVar("_Client", AdminClient, Consumer, Producer)

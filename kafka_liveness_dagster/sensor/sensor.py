@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, range_of
 from kafka_liveness_dagster.core.watch import changes
@@ -135,6 +136,8 @@ class _Watch:
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:
         instance = context.instance
         cursor, now = GroupCursor.decode(context.cursor), time.time()
+        for commit_log in (self.group_id, *([self.group_id + CATCH_UP_SUFFIX] if cursor.owed else [])):
+            cluster.meet(commit_log)
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
         newest = self.checks.newest(instance, now) if self.checks else 0
         forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
