@@ -10,6 +10,7 @@ from zlib import crc32
 
 from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.membership import departures
+from kafka_liveness_dagster.core.run_marks import run_mark, run_of_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +54,12 @@ class MemberSeen:
     def key(self) -> str:
         """Enough of the member id to know it again."""
         return f"{crc32(self.member_id.encode()):08x}"
+
+    @property
+    def is_heir(self) -> bool:
+        """Whether it goes on under the name of another run."""
+        first = run_of_place(self.place)
+        return first is not None and run_mark(first) != self.name
 
 
 @dataclass(frozen=True)

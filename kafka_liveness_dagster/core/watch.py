@@ -145,7 +145,8 @@ def _gone(before: Memory, seen: GroupSnapshot, announced: Container[str]) -> lis
         announced: runs whose departures are told by their marks.
     """
     present = {member.key for member in seen.known}
-    missing = [was for key, was in before.members.items() if key not in present]
+    heirs = {member.name for member in seen.known if member.is_heir}  # the dead one may have been seen under their name
+    missing = [was for key, was in before.members.items() if key not in present and was.name not in heirs]
     return [_departure(was, seen) for was in missing if was.is_foreign or was.name not in announced]
 
 

@@ -44,7 +44,7 @@ class RunLink:
     Attributes:
         run_id: as Dagster writes it; its first 8 digits mark commits.
         client_id: what the broker shows, ``dagster/<job>/<run id>/<step>``.
-        state: asks Dagster how the run is; called on the watchdog's thread every half second.
+        state: asks Dagster how the run is; called on the watchdog's thread every second.
         ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
         log: where what happens to the consumer is told: the run's own log.
         take_over: which of these places in a group (``group.instance.id``) nobody works in any more: it is this run's

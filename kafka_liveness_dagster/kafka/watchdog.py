@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.link import RunLink
 
 LOOK_SECONDS = 0.1
-RUN_STATE_SECONDS = 0.5
+RUN_STATE_SECONDS = 1.0
 _STOP_SECONDS = 30.0
 _STOPPED_TELL_SECONDS, _FENCED_TELL_SECONDS = 5.0, 1.0
 log = logging.getLogger("kafka_liveness_dagster")

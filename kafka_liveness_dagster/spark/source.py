@@ -37,7 +37,7 @@ DEFAULTS = {
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
     # At the log end a fetch waits for more, and the look at the log bounds that Spark takes beside it waits behind it:
     # with Kafka's 500 ms a batch of 800 records on 8 partitions took 2.1 s, so 0.1 s. What we read is there already.
-    # A consumer that closes waits so long too, and above 64 partitions each task has one of its own: 12 ms with 5, 9 with 1
+    # A consumer that closes waits so long too, and above 64 partitions each task has its own: 12 ms with 5, 9 with 1
     "kafka.fetch.max.wait.ms": "1",
 }
 OFFSETS_PER_TASK = 10_000

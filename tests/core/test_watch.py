@@ -23,6 +23,7 @@ from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.processes import Word
+from kafka_liveness_dagster.core.run_marks import place_of
 from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, changes
 
 RUN, OTHER = "0badcafe", "0000beef"
@@ -46,6 +47,7 @@ def group(*members, state=GroupState.STABLE, commits=(), runs=None):
     return GroupSnapshot(state, members, tuple(commits), {RUN: AT_WORK} if runs is None else runs)
 
 
+PLACE = place_of("0badcafe-1111", "00c0ffee")
 AT_FIRST = group(member(), commits=[commit(P0), commit(P1)])
 EMPTY = group(state=GroupState.EMPTY, runs={})
 RELEASED = [commit(P0, mark=Mark.RELEASED), commit(P1, mark=Mark.RELEASED)]
@@ -122,8 +124,13 @@ def test_a_static_member_is_who_commits_not_who_joined_first():
 
 def test_a_place_is_whose_run_took_it_over():
     """The coordinator goes on showing the client id of the run that died there; Dagster knows who said it is there."""
-    died, heir = Run(RunFate.FAILED), replace(AT_WORK, place="kafka-liveness.0badcafe.1")
+    died, heir = Run(RunFate.FAILED), replace(AT_WORK, place=PLACE)
     before = group(member(place=heir.place), commits=[commit(P0)])
+    says_so = replace(before, runs={OTHER: heir, RUN: died})
+    assert told(before, says_so, replace(says_so, members=(member(place=PLACE, member_id="m-2"),)))[2] == [
+        MemberJoined(OTHER, (P0, P1)),
+        RebalanceCompleted(1, None),
+    ], "it was not there when it said so, and has not left"
     joins = replace(before, members=(member(place=heir.place, member_id="m-2"),), runs={OTHER: heir, RUN: died})
     works = replace(joins, partitions=(commit(P0, OTHER),))
     assert [[seen.name for seen in one.known] for one in (before, joins, works)] == [[RUN], [OTHER], [OTHER]]
@@ -139,12 +146,12 @@ def test_a_place_is_whose_run_took_it_over():
 def test_a_place_without_a_known_heir_is_whose_commits_say_so():
     """The heir is of another Dagster instance, or of a job of the user's: it has not died for that."""
     heir, died = "00c0ffee", Run(RunFate.FAILED)
-    seen = group(member(place="kafka-liveness.0badcafe.1", is_elsewhere=True), commits=[commit(P0, heir)], runs={})
+    seen = group(member(place=PLACE, is_elsewhere=True), commits=[commit(P0, heir)], runs={})
     assert [one.name for one in seen.known] == [heir]
     assert seen.left == []
     assert [one.name for one in replace(seen, runs={RUN: died}).known] == [heir]
     assert [one.name for one in replace(seen, runs={RUN: AT_WORK}).known] == [RUN], "it has only just joined"
-    waits = Run(RunFate.IN_PROGRESS, place="kafka-liveness.0badcafe.1")
+    waits = Run(RunFate.IN_PROGRESS, place=PLACE)
     assert [one.name for one in replace(seen, runs={OTHER: waits}).known] == [heir], "it repeats the heir"
     works = replace(waits, started=True)
     both = replace(seen, runs={OTHER: works, heir: works})
