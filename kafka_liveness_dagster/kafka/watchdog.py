@@ -154,7 +154,8 @@ class Watchdog:
     def _answer(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
             try:
-                if self._serve is not None and self._reason is None:
+                # One that slept past its deadline may be forgotten by its client, and would join by a poll
+                if self._serve is not None and self._reason is None and not self._timer.expired(now_ms()):
                     self._serve()
             except Exception as error:  # noqa: BLE001 - raised where the owner polls next
                 self._met = error

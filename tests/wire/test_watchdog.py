@@ -58,6 +58,22 @@ def watch():
         dog.stop()
 
 
+def test_who_slept_past_its_deadline_answers_nothing():
+    """A poll would let its client, which has forgotten its membership, join under the name that a successor has."""
+    answers = []
+
+    class Late(PollTimer):
+        def expired(self, now_ms):
+            answers.append("looked")
+            if len(answers) == 3:
+                dog._stopped.set()
+            return True
+
+    dog = Watchdog(Late(1, now_ms()), link(), lambda _: None, lambda: answers.append("answered") or dog._stopped.set())
+    dog._answer()  # before the other thread has looked
+    assert answers == ["looked"] * 3
+
+
 def test_the_deadline_holds_while_dagster_cannot_be_asked(watch):
     """Dagster's database may be down; a hung batch leaves the group at its deadline all the same."""
 
