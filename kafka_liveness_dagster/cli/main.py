@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import click
 
-from kafka_liveness_dagster.cli import audit_command, group_commands, topic_commands
+from kafka_liveness_dagster.cli import audit_command, group_commands, health_command, topic_commands
 from kafka_liveness_dagster.cli.arguments import REMOTE, SERVERS, Seconds
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
@@ -189,6 +189,7 @@ main.add_command(group_commands.forgive)
 main.add_command(group_commands.move)
 main.add_command(group_commands.replay)
 main.add_command(audit_command.audit)
+main.add_command(health_command.health)
 main.add_command(topic_commands.topic)
 main.add_command(topic_commands.produce)
 

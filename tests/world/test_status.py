@@ -69,6 +69,33 @@ def partition_3(w, run):
     return json.loads(told.stdout)["partitions"][3]
 
 
+# --- health ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
+    """Records wait for nobody; somebody reads them, and what was jumped over is owed; too much is owed."""
+    w = crashed
+    nobody = run("health", w.group)
+    assert nobody.exit_code == 1
+    assert "50 offsets wait and the group has no member: is its sensor on? Else start the live job" in nobody.stderr
+    with w.live() as consumer:
+        join(w, consumer)
+        well = run("health", w.group, "--max-lag", 0, "--max-owed", 50)
+        assert (well.exit_code, well.stderr) == (0, "")
+        assert well.stdout.splitlines()[:3] == ["members: 1", "lag 0, at most max_lag=0", "owed offsets: 50"]
+        too_much = run("health", w.group, "--max-owed", 49)
+        assert too_much.exit_code == 1
+        assert "50 offsets are owed, more than 49: materialize the partitions" in too_much.stderr
+    rests = run("health", w.group)
+    assert (rests.exit_code, rests.stdout.splitlines()[0]) == (0, "no member, and nothing waits")
+
+
+def test_a_probe_that_cannot_ask_says_neither(world, run):
+    """Exit code 2, as for words that cannot be meant: the group is not ill because its broker is away."""
+    assert run("health", "nobody-knows-it").exit_code == 2
+    assert run("health", world.group, "--max-lag", -1).exit_code == 2
+
+
 # --- status ---------------------------------------------------------------------------------------------------------
 
 

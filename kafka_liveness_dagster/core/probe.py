@@ -1,0 +1,60 @@
+"""Is a group well, as far as Kafka alone can tell? What a probe asks that knows nothing of Dagster.
+
+>>> from kafka_liveness_dagster.core.membership import PartitionSnapshot
+>>> from kafka_liveness_dagster.core.offsets import TopicPartition
+>>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, 120)
+>>> [verdict.sentence for verdict in probe([waits], members=0) if verdict.gravity is not Gravity.FINE]
+['50 offsets wait and the group has no member: is its sensor on? Else start the live job']
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS
+from kafka_liveness_dagster.core.health import Gravity, Verdict, lag_below, retention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.core.membership import PartitionSnapshot
+
+
+def probe(
+    partitions: Sequence[PartitionSnapshot], members: int, *, max_lag: int | None = None, max_owed: int | None = None
+) -> list[Verdict]:
+    """Each thing that can be wrong, wrong or not.
+
+    Args:
+        partitions: the group's.
+        members: how many it has.
+        max_lag: offsets that may wait for the live lane; None for any number.
+        max_owed: offsets that may be owed; None for any number.
+    """
+    return [
+        _is_read(partitions, members),
+        lag_below(partitions, max_lag),
+        _is_caught_up(partitions, max_owed),
+        retention(partitions, FIRST_OFFSETS),
+    ]
+
+
+def _is_read(partitions: Sequence[PartitionSnapshot], members: int) -> Verdict:
+    waits = sum(seen.lag for seen in partitions if not seen.paused)
+    if members:
+        return Verdict(Gravity.FINE, f"members: {members}")
+    if not waits:
+        return Verdict(Gravity.FINE, "no member, and nothing waits")
+    remedy = "is its sensor on? Else start the live job"
+    return Verdict(Gravity.ERROR, f"{waits:,} offsets wait and the group has no member: {remedy}")
+
+
+def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_owed: int | None) -> Verdict:
+    owed = sum(seen.owed for seen in partitions)
+    if max_owed is None or owed <= max_owed:
+        return Verdict(Gravity.FINE, f"owed offsets: {owed:,}")
+    return Verdict(
+        Gravity.WARNING,
+        f"{owed:,} offsets are owed, more than {max_owed:,}: materialize the partitions of the crash lag asset, or let "
+        "its sensor do it (auto_catch_up)",
+    )

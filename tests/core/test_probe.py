@@ -1,0 +1,41 @@
+"""What a probe is told of a group, by Kafka's word alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.health import Gravity
+from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.probe import probe
+
+P0 = TopicPartition("orders", 0)
+FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
+
+
+def log(end, *owed, start=0, mark=Mark.RUNNING):
+    return PartitionSnapshot(P0, 70, LiveMark(mark, "0badcafe"), end, owed, log_start=start)
+
+
+@pytest.mark.parametrize(
+    ("seen", "members", "bounds", "wrong"),
+    [
+        pytest.param(log(70), 0, {}, {}, id="nobody, and nothing waits"),
+        pytest.param(log(120), 1, {}, {}, id="somebody reads it"),
+        pytest.param(log(120), 0, {}, {"50 offsets wait": ERROR}, id="nobody reads it"),
+        pytest.param(log(120, mark=Mark.PAUSED), 0, {}, {}, id="nobody is to read it"),
+        pytest.param(log(120), 1, {"max_lag": 50}, {}, id="as much as may wait"),
+        pytest.param(log(120), 1, {"max_lag": 49}, {"above max_lag=49": WARNING}, id="more than may wait"),
+        pytest.param(log(70, Span(0, 9)), 1, {"max_owed": 9}, {}, id="as much as may be owed"),
+        pytest.param(log(70, Span(0, 9)), 1, {"max_owed": 8}, {"9 offsets are owed": WARNING}, id="more than that"),
+        pytest.param(log(70, Span(0, 9), start=5), 1, {}, {"expired": ERROR}, id="owed, and deleted"),
+    ],
+)
+def test_only_what_is_wrong_is_told_as_wrong(seen, members, bounds, wrong):
+    """Each verdict by its gravity; all others are fine."""
+    found = {verdict.sentence: verdict.gravity for verdict in probe([seen], members, **bounds)}
+    assert len(found) == 4
+    for words, gravity in wrong.items():
+        assert [one for sentence, one in found.items() if words in sentence] == [gravity]
+    assert list(found.values()).count(FINE) == 4 - len(wrong)
