@@ -134,6 +134,7 @@ def _noted(table: Table, samples: Sequence[Sample], soak: Soak, grown: Sequence[
     for why in soak.failed.values() or ["none"]:
         table.note(f"failed runs: {why}")
     table.note(f"flat, at most {_FLAT:g} times: " + (f"all but {', '.join(grown)}" if grown else "all"))
+    table.note("![all of it over the minutes](../docs/images/soak.svg)")
     return table
 
 
