@@ -133,8 +133,10 @@ class CatchUpConsumer:
             if ahead:
                 return None
             self._check_paused([tp for tp in left if facts[tp].is_paused and left[tp]])
-            self._proof.check((*self.quarantined, *self.bad))
-            return None
+            if self._proof.holds((*self.quarantined, *self.bad)):
+                return None
+            self._begin_again()
+            return self.poll(max_records)
         self._plan(ranges)
         return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._fence.epoch, self._rotation.planned)
 
@@ -229,10 +231,14 @@ class CatchUpConsumer:
         if self._fence.still_polling():
             return
         self._fence.cut_off(FenceReason.POLL_TIMEOUT)
+        self._begin_again()
+        self._watchdog.rearm()
+
+    def _begin_again(self) -> None:
+        """What is not done comes again."""
         self._planned.clear()
         self._rotation.deal_again()
         self._plan((*self.quarantined, *self.bad))
-        self._watchdog.rearm()
 
     def _plan(self, ranges: Iterable[OffsetRange]) -> None:
         for r in ranges:

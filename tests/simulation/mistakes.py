@@ -187,6 +187,7 @@ def any_facts(_proof, facts):
 
 def believe_what_was_written(proof, left_out):
     """Green without a look at the table."""
+    return True
 
 
 MISTAKES = [
@@ -208,5 +209,5 @@ MISTAKES = [
     Made(LiveLane, "_learn", learn_nothing, "the table is told"),
     Made(LiveLane, "_identify", any_topic, "topic made anew", MADE_ANEW),
     Made(Proof, "_identified", any_facts, "topic made anew", MADE_ANEW, first=150),
-    Made(Proof, "check", believe_what_was_written, "materialised only when done", TABLES_LOST, first=700),
+    Made(Proof, "holds", believe_what_was_written, "materialised only when done", TABLES_LOST, first=700),
 ]
