@@ -33,7 +33,7 @@ _LATELY_SECONDS = 0.1  # who answered since is there
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
 _APACHE_GROUP = GroupTimeouts(session_ms=45_000, heartbeat_ms=5_000)
-_EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()
+_ENDS = (OffsetSpec.earliest(), OffsetSpec.latest())
 _NO_TOPIC_ID = "A" * 22  # of a broker without KIP-516
 _URL_SAFE = str.maketrans("+/", "-_")  # as Kafka writes its ids; librdkafka does otherwise
 _GROUP_KEYS = ("session.timeout", "heartbeat.interval")
@@ -103,31 +103,21 @@ class Cluster:
 
     def log_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Log start and log end (last stable offset, ``read_committed``) of each partition."""
-        starts, ends = self._offsets(partitions, _EARLIEST, _LATEST)
-        return {tp: (start, ends[tp]) for tp, start in starts.items()}
-
-    def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The log end alone: one request instead of two."""
-        (ends,) = self._offsets(partitions, _LATEST)
-        return ends
-
-    def _offsets(self, partitions: Iterable[TopicPartition], *specs: OffsetSpec) -> list[dict[TopicPartition, int]]:
         if not (partitions := list(partitions)):
-            return [{} for _ in specs]
+            return {}
         if not self._met.issuperset(partitions):
             self._metadata()  # or the client would refuse partitions that were added after it met their topic
         self._met.difference_update(partitions)  # no answer: their leaders' epochs may be of before a restart
-        every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in specs]
-        level = IsolationLevel.READ_COMMITTED  # all are under way before the first answer
+        every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _ENDS]
+        level = IsolationLevel.READ_COMMITTED  # both are under way before the first answer
         asked = [self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS) for one in every]
         doing = f"asking for the offsets of {', '.join(sorted({tp.topic for tp in partitions}))}"
-        told = [{TopicPartition(tp.topic, tp.partition): self._named(at, doing).offset for tp, at in one.items()}
-                for one in asked]  # fmt: skip
-        if any(offset < 0 for one in told for offset in one.values()):  # not told, and no error either
+        starts, ends = ({(tp.topic, tp.partition): self._named(at, doing) for tp, at in one.items()} for one in asked)
+        if any(at.offset < 0 for at in (*starts.values(), *ends.values())):  # not told, and no error either
             raise self._refused(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing)
         self._met.update(partitions)
         self._answered_at = time.monotonic()
-        return told
+        return {tp: (starts[tp].offset, ends[tp].offset) for tp in partitions}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Kafka's id of each topic, by which one made anew is known (KIP-516); empty where the broker tells none.

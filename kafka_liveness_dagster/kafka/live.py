@@ -69,7 +69,6 @@ class LiveLane:
         self._cluster, self._live, self._log = cluster, live, log
         self._found, self._poison, self._rotation, self._second = found, poison, rotation, second
         self.waits_since: float | None = None
-        self._rests = False  # the last look found nothing
         self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
 
     def leave(self, reason: FenceReason) -> None:
@@ -102,8 +101,6 @@ class LiveLane:
         """The next ranges of what is owned, None when there is less; they count as planned from now on."""
         self._planned_at = now = time.monotonic()
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
-        if self._rests and self._cluster.log_ends(owned) == {tp: o.position for tp, o in owned.items()}:
-            return None  # and no log starts behind its end: nothing can have expired either
         bounds = self._cluster.log_bounds(owned)
         expired = {tp: bounds[tp][0] for tp, o in owned.items() if o.committed == o.position < bounds[tp][0]}
         if expired and self._live.policy.on_data_loss == "skip":
@@ -112,7 +109,7 @@ class LiveLane:
             check_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         records = sum(span.size for (span,) in pending.values())
-        self.waits_since, self._rests = ((self.waits_since or now) if records else None), not records
+        self.waits_since = (self.waits_since or now) if records else None
         if not wanted.is_met(records, now - (self.waits_since or now)):
             return None
         ranges, last = plan(pending, wanted.max_records, self._rotation.planned, greedy=self._live.greedy)
@@ -155,7 +152,8 @@ class LiveLane:
         """
         if time.monotonic() - self._planned_at < self.member.sure_seconds and self.member.still_owns(batch.arrivals):
             return
-        if handed_over := self.member.confirm(batch.arrivals, waiting):
+        handed_over = self.member.confirm(batch.arrivals, waiting)
+        if handed_over:
             for owned in dict(self.member.owned).values():
                 owned.position = owned.committed
             names = ", ".join(map(str, handed_over))

@@ -191,9 +191,9 @@ def believe_what_was_written(proof, left_out):
 
 
 MISTAKES = [
-    Made(Rebalance, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 160),
-    Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 160),
-    Made(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 1_240),
+    Made(Rebalance, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 1_500),
+    Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 2_200),
+    Made(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 580),
     Made(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 540),
     Made(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 570),
     Made(LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 200),
@@ -203,7 +203,7 @@ MISTAKES = [
     Made(Fence, "check_epoch", any_batch, "", BACK_SOON, 200),
     Made(Member, "commit", commit_what_was_given_up, "given up", HANDOVERS),
     Made(Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first=140),
-    Made(Member, "adopt", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 2_390),
+    Made(Member, "adopt", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 480),
     Made(Member, "adopt", own_before_committing, ""),
     Made(consumer, "witnessed", ask_the_table_first, "RowsMissingError", BESIDE_OTHERS),
     Made(LiveLane, "_learn", learn_nothing, "the table is told"),

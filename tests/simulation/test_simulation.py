@@ -20,7 +20,7 @@ def test_a_group_that_crashes_for_years_owes_what_it_skipped():
     policy = ResumePolicy(enable_parallel_rebalance=True)
     scenario = Scenario(1, 10**17, policy, 200, 5, 1, 400)
     with simulated():
-        simulation = Simulation(3, scenario, crashing).run()
+        simulation = Simulation(2, scenario, crashing).run()
     told = {what for _, what, *_ in simulation.history}
     assert findings.IN_ORDER in told
     assert len(simulation.materialized) > 3
