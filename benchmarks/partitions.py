@@ -189,7 +189,10 @@ def _told(found: dict[int, list[dict[str, float]]]) -> Table:
         growth = last / first if first else 1.0
         too_fast += [name] if growth > most / least else []
         table.add(name, *("" if math.isnan(value) else f"{value:,{form}}" for value in medians), f"{growth:.1f} times")
-    table.note("medians; seconds of runs go from their consumer to their last commit, of backfills they are the run's")
+    table.note(
+        f"medians of {len(found[sizes[0]])}; seconds of runs go from their consumer to their last commit, of backfills "
+        "they are the run's"
+    )
     table.note("every table was exact")
     table.note(f"grows faster than the partitions: {', '.join(too_fast) or 'nothing'}; * cannot but grow with them")
     return table
