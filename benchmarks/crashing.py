@@ -1,4 +1,4 @@
-"""The code location of `crash_to_fresh`: an asset as a user has it, with its sensor on. Not for users.
+"""The code location of `crash_to_fresh`, and the asset of `idle`: as a user has it, with its sensor on. Not for users.
 
 It imports no more than a user's would, so neither pyspark nor confluent_kafka, nor the other files of the benchmarks.
 """
@@ -15,7 +15,7 @@ import kafka_liveness_dagster as kl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TOPIC, TABLE = "KAFKA_LIVENESS_BENCH_TOPIC", "KAFKA_LIVENESS_BENCH_TABLE"
+TOPIC, TABLE, IDLE = (f"KAFKA_LIVENESS_BENCH_{name}" for name in ("TOPIC", "TABLE", "IDLE"))
 _topic = os.environ.get(TOPIC, "orders")
 
 
@@ -26,7 +26,7 @@ _topic = os.environ.get(TOPIC, "orders")
     max_poll_records=500_000,
     max_batch_seconds=120,
     enable_parallel_rebalance=True,
-    idle_seconds=600,
+    idle_seconds=float(os.environ.get(IDLE, "600")),
     watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:
@@ -34,7 +34,5 @@ def orders(batch: DataFrame) -> DataFrame:
     return batch.selectExpr("topic", "partition", "offset", "CAST(value AS string) AS order_json")
 
 
-defs = dg.Definitions.merge(
-    orders.definitions,
-    dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}),
-)
+RESOURCES = {"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}
+defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=RESOURCES))

@@ -15,7 +15,7 @@ from uuid import uuid4
 import dagster as dg
 import psutil
 
-from benchmarks import idle_child, resting
+from benchmarks import crashing, idle_child, resting
 from benchmarks.daemon import Daemon
 from benchmarks.lake import fill, new_topic
 from benchmarks.ways import start_stream
@@ -82,7 +82,7 @@ class Ways:
                 "tick" if empty else "run",
                 lambda: (_ticks(daemon.instance, 0.0) if empty else daemon.instance.get_runs_count(done)) or None,
             )
-            one = psutil.Process(daemon.daemon.pid)
+            one = daemon.daemon
             servers = [child for child in one.children(recursive=True) if "grpc" in child.cmdline()]
             yield Resting({"daemon": [one], "code server": servers}, lambda since: _ticks(daemon.instance, since))
 
@@ -117,7 +117,7 @@ class Ways:
         return topic, self._services.new_table()
 
     def _env(self, topic: str, table: IcebergTable, idle: str) -> dict[str, str]:
-        return {resting.TOPIC: topic, resting.TABLE: table.name, resting.IDLE: idle}
+        return {crashing.TOPIC: topic, crashing.TABLE: table.name, crashing.IDLE: idle}
 
     @contextmanager
     def _idle_child(self, *told: str) -> Iterator[Resting]:

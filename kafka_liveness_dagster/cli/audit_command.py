@@ -9,6 +9,7 @@ import click
 
 from kafka_liveness_dagster.cli.arguments import GROUP, TABLE, TOPIC
 from kafka_liveness_dagster.cli.connection import (
+    CannotAskError,
     at_bootstrap_servers,
     at_spark,
     reached,
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
 _SPANS = ("in_table", "owed", "dead", "lost", "missing", "by_word", "ahead", "overlaps")
 _FINDINGS = ("outside", "unrecorded", "without_rows", "doubled")
 _SHOWN_STRANGERS = 6
-
-
-class CannotAuditError(click.ClickException):
-    """The question could not be asked: no certificate, and no verdict against one either."""
-
-    exit_code = 2
 
 
 @click.command()
@@ -85,7 +80,7 @@ def audit(
         with session_at(spark) as session:
             found = Audit(cluster, group, session, topics, table).certificate(deep=deep)
     except KafkaLivenessError as error:
-        raise CannotAuditError(str(error)) from error
+        raise CannotAskError(str(error)) from error
     if as_json:
         click.echo(json.dumps(told_to_programs(found)))
     else:

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _QUIET_SECONDS = 60.0
+
+
+class CannotAskError(click.ClickException):
+    """A question could not be asked: exit code 2, since the answer is neither yes nor no."""
+
+    exit_code = 2
+
+
 at_bootstrap_servers = click.option(
     "--bootstrap-servers",
     type=SERVERS,

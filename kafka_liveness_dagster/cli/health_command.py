@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from kafka_liveness_dagster.cli.arguments import GROUP, TOPIC
-from kafka_liveness_dagster.cli.connection import at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.cli.connection import CannotAskError, at_bootstrap_servers, reached, with_command_config
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.cli.status import GroupStatus
-
-
-class CannotTellError(click.ClickException):
-    """The question could not be asked: neither well nor ill."""
-
-    exit_code = 2
 
 
 @click.command()
@@ -58,7 +52,7 @@ def health(
     try:
         found = _look(bootstrap_servers, command_config, group, topics)
     except KafkaLivenessError as error:
-        raise CannotTellError(str(error)) from error
+        raise CannotAskError(str(error)) from error
     seen = [one.seen for one in found.partitions]
     verdicts = probe(seen, len(found.members), max_lag=max_lag, max_owed=max_owed)
     for verdict in verdicts:

@@ -133,7 +133,7 @@ def fair_share(
     """An equal share for each partition with lag; what one cannot use goes to the others.
 
     The odd offsets of an uneven division go round: the partition after ``last`` is first in line. So do shares of
-    ``least`` where an equal one would be smaller: those that get none are first in line next time.
+    ``least`` where an equal one would be smaller: those that get none are first in line next time. It is 1 or more.
 
     >>> A, B, C = (TopicPartition("orders", p) for p in range(3))
     >>> fair_share({A: 1000, B: 1000, C: 1000}, 300, A, least=150).taken.keys() == {B, C}
@@ -147,7 +147,7 @@ def fair_share(
         return greedy_share(lag, max_records, last, least)
     favoured = _rotated([tp for tp, count in zip(in_line, counts, strict=True) if count > level], last)[:odd]
     each = [min(count, level) for count in counts]
-    taken = dict(zip(in_line, each, strict=True)) if level else dict.fromkeys(sorted(favoured), 0)
+    taken = dict(zip(in_line, each, strict=True))
     for tp in favoured:
         taken[tp] += 1
     return Shares(taken, favoured[-1] if favoured else last)

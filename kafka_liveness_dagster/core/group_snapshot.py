@@ -88,13 +88,15 @@ class GroupSnapshot:
         return tuple(self._named(member) for member in sorted(self.members, key=lambda member: member.member_id))
 
     def _named(self, member: MemberSeen) -> MemberSeen:
+        if not (member.is_static or member.place):
+            return member
         heirs = [name for name, run in self.runs.items() if member.place and run.has_place(member.place)]
         first = self.runs.get(member.name)
         marks = [self._marks[tp] for tp in member.partitions if tp in self._marks]
         marked = min(((mark.mark is not Mark.RUNNING, mark.run) for mark in marks), default=(True, ""))[1]
         if heirs:
             return replace(member, name=marked if marked in heirs else heirs[0], is_elsewhere=False)
-        if marked and (member.is_static or (member.place and not (first and first.is_at_work))):
+        if marked and (member.is_static or not (first and first.is_at_work)):
             return replace(member, name=marked, is_foreign=False)
         return member
 

@@ -81,7 +81,7 @@ def group_alive(
     coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
     ended = next((r for r, known in seen.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None)
     has_failed = ended is not None and (ended in dead or seen.runs[ended].fate is RunFate.FAILED)
-    foreign, lag = [member.name for member in seen.members if member.is_foreign], _lag(seen.partitions)
+    foreign, lag = [member.name for member in seen.members if member.is_foreign], waiting(seen.partitions)
     ours = len(seen.members) - len(foreign)
     failed = "; the last live run failed, see its error" if has_failed else ""
     waits = Gravity.WARNING if ours or not lag else Gravity.ERROR
@@ -107,7 +107,7 @@ def group_alive(
 
 def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
     """Whether the live lane is near enough to the log end; paused partitions are held by will and do not count."""
-    lag, paused = _lag(partitions), sum(p.lag for p in partitions if p.paused)
+    lag, paused = waiting(partitions), sum(p.lag for p in partitions if p.paused)
     numbers = {"lag": lag, "largest_lag": max((p.lag for p in partitions if not p.paused), default=0), "paused": paused}
     if max_lag is None:
         return Verdict(Gravity.FINE, f"lag {lag:,}; no bound is set (max_lag)", numbers)
@@ -234,7 +234,8 @@ def dead_letters(owed: OwedLetters, cannot_tell: str) -> Verdict:
     return Verdict(Gravity.WARNING, sentence, numbers)
 
 
-def _lag(partitions: Iterable[PartitionSnapshot]) -> int:
+def waiting(partitions: Iterable[PartitionSnapshot]) -> int:
+    """Offsets that the live lane has not come to; paused partitions are held by will and do not count."""
     return sum(seen.lag for seen in partitions if not seen.paused)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS
-from kafka_liveness_dagster.core.health import Gravity, Verdict, lag_below, retention
+from kafka_liveness_dagster.core.health import Gravity, Verdict, lag_below, retention, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,10 +40,9 @@ def probe(
 
 
 def _is_read(partitions: Sequence[PartitionSnapshot], members: int) -> Verdict:
-    waits = sum(seen.lag for seen in partitions if not seen.paused)
     if members:
         return Verdict(Gravity.FINE, f"members: {members}")
-    if not waits:
+    if not (waits := waiting(partitions)):
         return Verdict(Gravity.FINE, "no member, and nothing waits")
     remedy = "is its sensor on? Else start the live job"
     return Verdict(Gravity.ERROR, f"{waits:,} offsets wait and the group has no member: {remedy}")
