@@ -52,7 +52,13 @@ class BatchLines:
         self, batch: Batch, written: Written, seconds: float, handed_over: Sequence[TopicPartition] = ()
     ) -> None:
         """A batch is in the table and committed, but for what its new owner writes again."""
-        if written.attempts > 1:
+        if written.unanswered:
+            self.log.warning(
+                "the catalog did not say whether it took the commit of %s (%s): the table was asked, each row is once",
+                batch,
+                number(written.unanswered, "answer") + " lost",
+            )
+        if written.attempts - written.unanswered > 1:
             again = "its files" if written.rewritten else "the same offsets"
             self.log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         if handed_over:

@@ -29,6 +29,7 @@ class Why(Enum):
     CATALOG = "what holds the catalog's database"  # or two made the same namespace at once
     CUTS_A_FILE = "files that hold more than the batch"
     TAKEN = "rows of these offsets, from an attempt before"
+    UNKNOWN = "a catalog that does not say whether it took a commit"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,16 @@ def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
         for of_iceberg, beginning, why in _OF_ICEBERG:
             if kind.rpartition(".")[2] == of_iceberg and said.startswith(beginning):
                 return Refusal(why, str(error))
-    return None
+    return Refusal(Why.UNKNOWN, str(error)) if is_unanswered(error) else None
+
+
+def is_unanswered(error: PySparkException) -> bool:
+    """Whether a commit was sent, and nobody knows whether it was taken."""
+    found = list(raised(error))
+    if any(kind.endswith(".CommitStateUnknownException") for kind, _ in found):
+        return True
+    sent = any(kind.endswith(".RESTException") and said.endswith("POST request") for kind, said in found)
+    return sent and not found[-1][0].endswith("ConnectException")  # nobody was there to take it
 
 
 def raised(error: PySparkException) -> Iterator[tuple[str, str]]:

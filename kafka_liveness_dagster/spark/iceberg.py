@@ -2,7 +2,8 @@
 
 One commit replaces everything the table holds of the ranges, and is refused when somebody else wrote to them
 after the snapshot it started from. So a replay replaces itself, writers of disjoint ranges do not meet, and what a
-dead client still has in flight cannot overwrite its successor.
+dead client still has in flight cannot overwrite its successor. A catalog that does not say whether it took a commit is
+asked for the snapshot; where it is not there, the batch is written again.
 
 Never appends, and never commits to Kafka.
 """
@@ -10,35 +11,30 @@ Never appends, and never commits to Kafka.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
-from kafka_liveness_dagster.failpoints import Failpoint, failpoint
-from kafka_liveness_dagster.spark import schema, snapshots
-from kafka_liveness_dagster.spark.counting import count_rows, rows_of
+from kafka_liveness_dagster.spark.attempt import Attempt
 from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
-from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
-from kafka_liveness_dagster.spark.inside import inside
 from kafka_liveness_dagster.spark.keepers import unwritten
-from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
+from kafka_liveness_dagster.spark.ranges import names
 from kafka_liveness_dagster.spark.table import IcebergTable
 from kafka_liveness_dagster.spark.transformed import Transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import DataFrame, Observation, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.ledger import TableLedger
-    from kafka_liveness_dagster.spark.table import Shape
 
-_WHOLE_FILES_TRIED = 2  # by then another writer has had two chances to put a file there
+_PAUSE_SECONDS = 0.5  # before the first of the attempts that follow a lost answer; twice as long before each other
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
@@ -50,11 +46,13 @@ class Written:
         rows: how many rows the transform gave; None when the sink does not tell.
         attempts: 1, or more when others wrote to the same offsets or files.
         rewritten: whether the ranges cut through files, whose other rows were then written again.
+        unanswered: how many of the attempts the catalog said nothing of.
     """
 
     rows: int | None
     attempts: int
     rewritten: bool
+    unanswered: int = 0
 
 
 def write(
@@ -80,7 +78,7 @@ def write(
         may_go_on: called before each operation; raises when this process may not write any more.
         may_replace: called once an attempt, after the snapshot is known; raises when the ranges are another's by now.
             What a successor wrote before is found out here; what it writes later makes the table refuse ours.
-        max_attempts: how often to begin again when others write to the same offsets.
+        max_attempts: how often to begin again when others write to the same offsets, or the catalog loses its answers.
         ledger: says in the same commit which offsets these are, and is told when it has landed.
         layout: of a table that is created; and whether new ranges are appended.
 
@@ -114,12 +112,14 @@ class TableWrite:
     ledger: TableLedger | None = None
     layout: Layout = DEFAULT
     _cuts: int = 0
+    _unanswered: int = 0
     _is_taken: bool = False
+    _attempt: Attempt = field(init=False)
 
     def begin(self) -> Callable[[], int]:
         """Look at the table and make the frame; gives what reads and writes, and returns how many rows those were."""
         try:
-            return self._attempt()
+            return self._prepared()
         except PySparkException as error:
             refused = error  # the name of an except clause ends with it
 
@@ -133,102 +133,61 @@ class TableWrite:
         started, problem = time.monotonic(), Refusal(Why.WRITER, "")
         for attempt in range(1, self.max_attempts + 1):
             try:
-                rows = execute() if attempt == 1 else self._attempt()()
+                rows = execute() if attempt == 1 else self._prepared()()
             except PySparkException as error:
-                refused = refusal(error, self.table.name, self.table.quoted)
-                if refused is None:
-                    if is_the_servers(error):
-                        raise
-                    self.may_go_on()  # who was cancelled, or is fenced, failed because of that
-                    raise self._failed(error) from error
-                problem = refused
-                self._cuts += problem.why is Why.CUTS_A_FILE
-                self._is_taken = self._is_taken or problem.why is Why.TAKEN
-                self.table.refresh(self.session)
-                continue
+                problem = self._refusal(error)
+                if problem.why is not Why.UNKNOWN:
+                    self.table.refresh(self.session)
+                    continue
+                found = self._rows_if_landed(error, is_last=attempt == self.max_attempts)
+                if found is None:
+                    continue
+                rows = found
             if self.ledger is not None:
                 self.ledger.landed(self.ranges)
-            return Written(rows, attempt - self._is_taken, self._cuts > 0)
+            return Written(rows, attempt - self._is_taken, self._cuts > 0, self._unanswered)
         cause = (Why.CATALOG if problem.why is Why.CATALOG else Why.WRITER).value
         raise WriteConflictError(
             f"{names(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
             f"{time.monotonic() - started:.0f} s ({problem.message[:300]}): nothing was written; look for {cause}"
         )
 
-    def _attempt(self) -> Callable[[], int]:
-        """Prepare to replace the ranges as seen from the snapshot of now."""
-        table, session, ranges = self.table, self.session, self.ranges
-        self.may_go_on()
-        shape = table.shape(session)
-        snapshot_id = None if shape is None else table.snapshot_id(session)
-        summary = {"kafka-liveness.ranges": names(ranges)}
-        if self.ledger is not None:
-            summary = self.ledger.properties(session, snapshot_id, ranges)
-        self.may_replace()
-        self.may_go_on()
-        frame = self.make_frame()
-        check_rows(frame, f"the rows for {table.name}")
-        self.may_go_on()
-        if shape is None:
-            return self._created(frame, summary)
-        found = fit(frame, shape.columns, table.name)
-        frame = inside(schema.widened(frame, found.lacking), ranges)
-        written, counted = count_rows(frame)
-        replaced: tuple[OffsetRange, ...] | None = merged(ranges)
-        if self._cuts and snapshot_id is not None:
-            self.may_go_on()
-            written, replaced = self._with_survivors(written, snapshot_id, shape)
-        if found.new or found.wider:
-            schema.rehearse(table, frame, found, shape.columns)
-            self.may_go_on()
-            schema.evolve(table, session, found)
-        merge = snapshots.Merge(written, table, ranges, summary, self.may_go_on)
+    def _prepared(self) -> Callable[[], int]:
+        """Another attempt, that knows what those before met."""
+        self._attempt = Attempt(self, self._cuts, self._is_taken)
+        return self._attempt.prepare()
 
-        def execute() -> int:
-            self.may_go_on()
-            if self.layout.snapshots == "append" and not self._is_taken:
-                if not frame.isEmpty():
-                    merge.append()
-                    return self._landed(counted)
-                if table.count(session, ranges) == 0:
-                    snapshots.append_nothing(frame, table, summary)
-                    return self._landed(counted)
-            if replaced is None:
-                merge.replace()
-            else:
-                fans_out = shape.is_by_kafka_partition and schema.may_fan_out(replaced)
-                snapshots.overwrite(written, table, snapshot_id, replaced, summary, fans_out=fans_out)
-            return self._landed(counted)
+    def _refusal(self, error: PySparkException) -> Refusal:
+        """Why to begin again; raises what the batch fails with when that cannot help."""
+        refused = refusal(error, self.table.name, self.table.quoted)
+        if refused is None:
+            if is_the_servers(error):
+                raise error
+            self.may_go_on()  # who was cancelled, or is fenced, failed because of that
+            raise self._failed(error) from error
+        self._cuts += refused.why is Why.CUTS_A_FILE
+        self._unanswered += refused.why is Why.UNKNOWN
+        self._is_taken = self._is_taken or refused.why is Why.TAKEN
+        return refused
 
-        return execute
+    def _rows_if_landed(self, error: PySparkException, *, is_last: bool) -> int | None:
+        """Of an attempt of which the catalog said nothing: its rows in the table; None when it is to be made again.
 
-    def _with_survivors(
-        self, written: DataFrame, snapshot_id: int, shape: Shape
-    ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
-        """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
-
-        None where files may have offsets of several partitions, so that no ranges tell them from others: by the table's
-        partitions, or by those of before, which some of its files still have.
+        Raises:
+            StorageError: the catalog does not answer this either, or it was the last attempt.
         """
-        table, session = self.table, self.session
-        if self._cuts > _WHOLE_FILES_TRIED or not shape.is_by_kafka_partition:
-            return written, None
-        replaced = whole_files(self.ranges, table.files(session, snapshot_id, self.ranges))
-        for side in layers(without(replaced, self.ranges)):  # apart, so that no new file spans the batch again
-            survivors = table.at(session, snapshot_id).where(condition(side))
-            written = written.unionByName(survivors, allowMissingColumns=True)
-        return written, replaced
-
-    def _created(self, frame: DataFrame, summary: Mapping[str, str]) -> Callable[[], int]:
-        """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
-        check_new(frame.schema.fields, self.table.name)
-        written, counted = count_rows(inside(frame, self.ranges))
-        schema.create(self.table, written, self.ranges, summary, self.layout)
-        return lambda: self._landed(counted)
-
-    def _landed(self, counted: Observation) -> int:
-        failpoint(Failpoint.AFTER_TABLE_COMMIT)
-        return rows_of(counted, self.session, self.table, self.ranges)
+        self.may_go_on()
+        try:
+            rows = self._attempt.rows_if_landed()
+        except PySparkException as unanswered:
+            if is_the_servers(unanswered):
+                raise
+            raise self._failed(error) from error
+        if rows is None and is_last:
+            raise self._failed(error) from error
+        if rows is None:
+            time.sleep(_PAUSE_SECONDS * 2 ** (self._unanswered - 1))
+        return rows
 
     def _failed(self, error: PySparkException) -> KafkaLivenessError:
         """Spark's error as one of ours, when nothing can be tried again."""

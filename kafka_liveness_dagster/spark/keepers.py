@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.spark.errors import StorageError, TableUnreadableError
-from kafka_liveness_dagster.spark.failed import in_short, raised
+from kafka_liveness_dagster.spark.failed import in_short, is_unanswered, raised
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
 
 _AWAY = ("RESTException", "ServiceFailureException", "ServiceUnavailableException", "UncheckedSQLException")
 _REFUSES = ("ForbiddenException", "NotAuthorizedException")
-_UNKNOWN, _NO_NAMESPACE = "CommitStateUnknownException", "NoSuchNamespaceException"
+_NO_NAMESPACE = "NoSuchNamespaceException"
 _OF_THE_STORE = "software.amazon.awssdk."
 _OPENED_BY = "at org.apache.spark.sql.connector.catalog.Catalogs$.load("
 _NO_CLIENT = "Cannot find constructor for interface org.apache.iceberg.io.FileIO"
@@ -64,7 +64,7 @@ def _trouble(error: PySparkException, table: str) -> _Trouble | None:
     settings = f"the settings spark.sql.catalog.{catalog}.* of the Spark server"
     cases = (
         (
-            _UNKNOWN in names or _is_lost_answer(found),
+            is_unanswered(error),
             f"its catalog {catalog} did not say whether it took the commit",
             f"what landed is replaced then; look whether the catalog is well, and at its address in {settings}",
         ),
@@ -101,12 +101,6 @@ def _trouble(error: PySparkException, table: str) -> _Trouble | None:
     )
     said = f" ({_innermost(found) or in_short(error)})"
     return next((_Trouble(what + said, remedy) for is_so, what, remedy in cases if is_so), None)
-
-
-def _is_lost_answer(found: list[tuple[str, str]]) -> bool:
-    """Whether a commit was sent; of one that nobody was there to take the innermost says so."""
-    sent = any(kind.endswith(".RESTException") and said.endswith("POST request") for kind, said in found)
-    return sent and not found[-1][0].endswith("ConnectException")
 
 
 def _innermost(found: list[tuple[str, str]]) -> str:

@@ -72,6 +72,10 @@ def create(
     except PySparkException:
         _drop_namespaces(session, made)
         raise
+
+
+def keep_sorted(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
+    """Tell a new table how those who write to it are to sort: it is not told when it is created."""
     if layout.sort_by:
         session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
 

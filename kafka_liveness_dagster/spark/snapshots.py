@@ -4,7 +4,8 @@ An overwrite replaces whole files, and is no append to who reads a table as a st
 offsets in the table commits an ``append`` snapshot, which Iceberg refuses when anybody has written to these offsets
 since the MERGE began; one that deletes what it finds replaces rows wherever they lie.
 
-Never decides which of them is right, and never writes twice.
+Never decides which of them is right, and never writes twice. Who is not told whether a commit was taken asks
+``has_landed``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.table import IcebergTable
 
+ATTEMPT = "kafka-liveness.attempt"
+"""In a snapshot's summary: which attempt at a batch made it."""
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _told: WeakKeyDictionary[SparkSession, threading.Lock] = WeakKeyDictionary()
 _new = threading.Lock()
@@ -53,6 +56,20 @@ def overwrite(
 def append_nothing(frame: DataFrame, table: IcebergTable, summary: Mapping[str, str]) -> None:
     """Say that a range has no rows: a MERGE of none would be an overwrite, at which who reads a stream stops."""
     frame.limit(0).writeTo(table.quoted).options(**write_options(summary)).append()
+
+
+def has_landed(session: SparkSession, table: IcebergTable, attempt: str) -> bool:
+    """Whether a snapshot of this attempt is in the table's history: of one whose catalog did not say.
+
+    One that is not there may still be on its way. It began from a snapshot as an attempt after it does: whichever of
+    them comes second is refused.
+    """
+    table.refresh(session)
+    found = (
+        f"SELECT count(*) FROM {table.quoted}.`snapshots` JOIN {table.quoted}.`history` USING (snapshot_id) "
+        f"WHERE is_current_ancestor AND summary['{ATTEMPT}'] = '{attempt}'"
+    )
+    return table.shape(session) is not None and bool(session.sql(found).collect()[0][0])
 
 
 @dataclass(frozen=True)

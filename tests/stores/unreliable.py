@@ -2,7 +2,7 @@
 
 >>> with Unreliable("http://127.0.0.1:8181") as proxy:  # doctest: +SKIP
 ...     proxy.fails = lambda method, path: 503 if method == "POST" else None  # nothing comes through
-...     proxy.loses = lambda method, path: path.endswith("/orders")  # it is done, and nobody hears of it
+...     proxy.loses = lambda method, path: 0 if path.endswith("/orders") else None  # it is done, nobody hears of it
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Unreliable:
     Attributes:
         fails: told method and path; the status to answer with instead, 0 to close the connection, None to pass it on.
         changes: told an answer's body; the body to give in its place.
-        loses: told method and path; whether the answer is kept back and the connection closed.
+        loses: told method and path of what was done; the status to answer with in place of its answer, or 0, or None.
+        holds: told method and path; whether to close the connection and send it when ``release`` is called.
         asked: what came, for tests to count.
     """
 
     def __init__(self, target):
         self.target = urlsplit(target)
-        self.asked = []
+        self.asked, self.held = [], []
         self.mend()
         self._server = ThreadingHTTPServer((LOOPBACK, 0), type("Handler", (_Handler,), {"proxy": self}))
         self._server.daemon_threads = True
@@ -37,8 +38,29 @@ class Unreliable:
 
     def mend(self):
         """From now on all comes through."""
-        self.fails, self.loses = lambda _method, _path: None, lambda _method, _path: False
+        self.fails = self.loses = lambda _method, _path: None
+        self.holds = lambda _method, _path: False
         self.changes = lambda body: body
+
+    def release(self):
+        """Send what was held back; the status of each answer."""
+        held, self.held = self.held, []
+        return [self.send(*request)[0].status for request in held]
+
+    def send(self, method, path, headers, body):
+        """The server's answer, and its body."""
+        connection = HTTPConnection(self.target.hostname, self.target.port, timeout=60)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in headers:
+                if name.lower() not in _NOT_PASSED_ON:
+                    connection.putheader(name, value)
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            return answer, answer.read()
+        finally:
+            connection.close()
 
     @property
     def url(self):
@@ -63,15 +85,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _any(self):
         body = self._body()
         self.proxy.asked.append((self.command, self.path))
-        status = self.proxy.fails(self.command, self.path)
+        if self.proxy.holds(self.command, self.path):
+            self.proxy.held.append((self.command, self.path, self.headers.items(), body))
+            self.close_connection = True
+        elif not self._is_refused(self.proxy.fails(self.command, self.path)):
+            self._pass_on(body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _any  # noqa: N815 - http.server's names
+
+    def _is_refused(self, status):
         if status == 0:
             self.close_connection = True
         elif status is not None:
             self._answer(status, (), b"")
-        else:
-            self._pass_on(body)
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _any  # noqa: N815 - http.server's names
+        return status is not None
 
     def _body(self):
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
@@ -84,21 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(parts)
 
     def _pass_on(self, body):
-        target = self.proxy.target
-        connection = HTTPConnection(target.hostname, target.port, timeout=60)
-        try:
-            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in _NOT_PASSED_ON:
-                    connection.putheader(name, value)
-            connection.putheader("Content-Length", str(len(body)))
-            connection.endheaders(body)
-            answer = connection.getresponse()
-            content = self.proxy.changes(answer.read())
-        finally:
-            connection.close()
-        if self.proxy.loses(self.command, self.path):
-            self.close_connection = True
+        answer, content = self.proxy.send(self.command, self.path, self.headers.items(), body)
+        content = self.proxy.changes(content)
+        if self._is_refused(self.proxy.loses(self.command, self.path)):
             return
         length = answer.getheader("Content-Length") if self.command == "HEAD" else None
         self._answer(answer.status, answer.getheaders(), content, length)
