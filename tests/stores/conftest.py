@@ -1,7 +1,7 @@
 """The same fixtures as everywhere, on a catalog that speaks REST and keeps its files in S3.
 
-Kafka and Spark are of this folder alone. Spark knows the catalog by two names: ``depot``, and ``shaky`` where what a
-test says comes between it and both servers.
+Kafka and Spark are of this folder alone. Spark knows the catalog by three names: ``depot``, ``shaky`` where what a test
+says comes between it and both servers, and ``lossy`` where it comes before the catalog alone.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def services(stores, to_rest, to_s3, catalog_name, tmp_path_factory):
         "spark.driver.extraClassPath": stores.class_path(),
         **stores.spark_settings(catalog_name),
         **stores.spark_settings("shaky", **{"uri": to_rest.url, "s3.endpoint": to_s3.url, **IMPATIENT}),
+        **stores.spark_settings("lossy", uri=to_rest.url),
     }
     conf = home / "of-the-user.conf"
     conf.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))

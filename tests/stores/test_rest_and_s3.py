@@ -137,7 +137,7 @@ def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
         [one] = [finding for finding in found if finding.subject == "catalog"]
         return one
 
-    assert catalog() == doctor.Finding("catalog", ok=True, found="depot, lake, shaky answered Spark")
+    assert catalog() == doctor.Finding("catalog", ok=True, found="depot, lake, lossy, shaky answered Spark")
     shaky[0].fails = lambda *_: 401
     failed = catalog()
     assert (failed.ok, "catalog shaky refuses this (Not authorized" in failed.found) == (False, True), failed.found
@@ -273,7 +273,7 @@ def test_a_commit_of_which_the_catalog_says_nothing(warm_spark, table, rows, sha
     del shaky[0].asked[:]
     setattr(shaky[0], "loses" if was_done else "fails", of_commits(status, every=10))
     done = put(warm_spark, same, orders(0, 20), by="second")
-    of_iceberg = was_done and not is_there and status == 503  # which asks by itself for a table that it creates
+    of_iceberg = was_done and is_there and status == 503  # which asks by itself then
     assert (done.rows, done.attempts, done.unanswered) == (20, 1 if was_done else 2, 0 if of_iceberg else 1)
     assert commits(shaky[0]) == done.attempts
     shaky[0].mend()
@@ -286,9 +286,7 @@ def test_an_append_whose_answer_is_lost_is_one_append(warm_spark, table, rows, s
     same = table.replace("depot.", "shaky.")
     shaky[0].loses = of_commits(0, every=2)  # the table's creation, and each append after it
     for start in (0, 10, 20):
-        done = write(
-            warm_spark, same, [r := orders(start, start + 10)], lambda r=r: frame(warm_spark, r), layout=layout
-        )
+        done = put(warm_spark, same, orders(start, start + 10), layout=layout)
         assert (done.rows, done.attempts) == (10, 1)
     shaky[0].mend()
     told = warm_spark.sql(f"SELECT operation FROM {table}.snapshots").collect()
@@ -337,8 +335,8 @@ def away(proxy):
 @pytest.mark.parametrize("trouble", ["none", "lost after the commit", "lost before it"])
 def test_a_lane_whose_catalog_loses_every_fifth_answer(services, produce, rows, warm_spark, shaky, trouble):  # noqa: PLR0917
     """One run: nothing is lost, nothing is there twice, nothing is owed; ``LOST_ANSWERS_BATCHES`` says of how many."""
-    batches = int(os.environ.get("LOST_ANSWERS_BATCHES", "30"))
-    world = Forgetful(services, produce, rows, warm_spark, catalog="shaky", batching=kl.Batching(in_flight=2))
+    batches = int(os.environ.get("LOST_ANSWERS_BATCHES", "12"))
+    world = Forgetful(services, produce, rows, warm_spark, catalog="lossy", batching=kl.Batching(in_flight=2))
     world.grow_to(batches * 10)
     del shaky[0].asked[:]
     if trouble != "none":
@@ -349,7 +347,8 @@ def test_a_lane_whose_catalog_loses_every_fifth_answer(services, produce, rows, 
     shaky[0].mend()
     found = world.offsets()
     lost, twice = len(set(kept(0, batches * 10)) - set(found)), len(found) - len(set(found))
-    print(f"answers {trouble}: {batches:,} batches, {sent:,} commits sent, {seconds:.1f} s; lost {lost}, twice {twice}")
+    told = f"answers {trouble}: {batches:,} batches, {sent:,} commits sent, {seconds:.1f} s; lost {lost}, twice {twice}"
+    print(told)  # noqa: T201 - with -s, for whoever asks what it costs
     assert sent >= batches * (1.2 if trouble == "lost before it" else 1)
     assert (world.committed(), world.owed(), lost, twice) == (batches * 10, [], 0, 0)
     assert found == kept(0, batches * 10)
