@@ -31,6 +31,7 @@ class Daemon:
         home: a new folder for Dagster's records and its log.
         location: the module.
         env: what the module finds in its environment.
+        settings: more of ``dagster.yaml``.
         code_server: start one that lives as long as the daemon does, as `dagster dev` and production have it; else the
             daemon has its own, and a new one each minute.
 
@@ -43,9 +44,11 @@ class Daemon:
         RuntimeError: the code server does not start.
     """
 
-    def __init__(self, home: Path, location: str, env: Mapping[str, str], *, code_server: bool = False) -> None:
+    def __init__(
+        self, home: Path, location: str, env: Mapping[str, str], *, settings: str = "", code_server: bool = False
+    ) -> None:
         home.mkdir()
-        (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        (home / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{settings}")
         self.instance = dg.DagsterInstance.from_config(str(home))
         self._log, self._started = home / "daemon.log", list[subprocess.Popen[bytes]]()
         self._env = {**os.environ, "PYTHONPATH": str(Path.cwd()), "DAGSTER_HOME": str(home), **env}
