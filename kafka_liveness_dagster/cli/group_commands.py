@@ -37,6 +37,8 @@ _EVERY = Seconds(min=0.2)
 @click.option("--table", type=TABLE, help="catalog.namespace.table: ask it too whether the topic was made anew.")
 @at_spark
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, a series for each topic.")
+@click.option("--by-partition", is_flag=True, help="With --prometheus: a series for each partition.")
 @click.option("--watch", type=_EVERY, is_flag=False, flag_value=2.0, help="Look every 2 (or so many) s until Ctrl-C.")
 def status(
     group: str,
@@ -47,6 +49,8 @@ def status(
     table: str | None,
     spark: str,
     as_json: bool,
+    prometheus: bool,
+    by_partition: bool,
     watch: float | None,
 ) -> None:
     """Show both commit logs of consumer group GROUP, what it owes, its lag and its members.
@@ -63,13 +67,16 @@ def status(
       kafka-liveness status orders-etl
       kafka-liveness status orders-etl --topic orders --watch 5
       kafka-liveness status orders-etl --json | jq '.partitions[] | select(.owed_offsets > 0)'
+      kafka-liveness status orders-etl --prometheus > orders.tmp && mv orders.tmp orders.prom
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import status as group_status  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.cli import status_shown  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
-    if as_json and watch is not None:
-        raise click.UsageError("--json prints one object, --watch never ends: choose one")
+    if as_json + prometheus + (watch is not None) > 1:
+        raise click.UsageError("--json and --prometheus print once, --watch never ends: choose one")
+    if by_partition and not prometheus:
+        raise click.UsageError("--by-partition is of --prometheus: all else shows each partition anyway")
     cluster = Cluster(reached(bootstrap_servers, command_config))
     with session_at(spark) as session:
         witness = _ledger(table, session) if table else None
@@ -79,7 +86,11 @@ def status(
                 status_shown.watch(look, watch)
             return
         found = look()
-    if as_json:
+    if prometheus:
+        from kafka_liveness_dagster.cli.status_metrics import exposition  # noqa: PLC0415  needs an extra
+
+        click.echo(exposition(cluster, found, by_partition=by_partition), nl=False)
+    elif as_json:
         click.echo(json.dumps(found.as_json()))
     else:
         status_shown.terminal().print(status_shown.show(found))

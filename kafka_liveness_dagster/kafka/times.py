@@ -52,12 +52,12 @@ def seconds_behind(
     if not waiting:
         return 0.0
     newest = _newest(cluster, waiting[:_WORST])
-    processed = _timestamps(cluster, group_id, {tp: max(0, positions[tp] - 1) for tp in newest})
+    processed = timestamps(cluster, group_id, {tp: max(0, positions[tp] - 1) for tp in newest})
     behind = [newest[tp] - at_ms for tp, at_ms in processed.items()]
     return max(0, *behind) / 1000 if behind else None
 
 
-def _timestamps(cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def timestamps(cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Milliseconds of the first record at or behind each offset, of those that came in time.
 
     At the offset itself may be none: a transaction's marker, or what compaction took.

@@ -6,12 +6,14 @@ import getpass
 import json
 import re
 import socket
+import sys
 
 import dagster as dg
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
+from prometheus_client.parser import text_string_to_metric_families
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
@@ -379,3 +381,46 @@ def test_an_asset_needs_dagster(owing, run):
     told = run("forgive", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes", "--asset", "orders_crash_lag")
     assert told.exit_code == 1
     assert "set DAGSTER_HOME" in told.stderr
+
+
+def series(told):
+    """``{(name, labels): value}`` of what Prometheus would read."""
+    return {
+        (one.name, *sorted(one.labels.items())): one.value
+        for family in text_string_to_metric_families(told)
+        for one in family.samples
+    }
+
+
+def test_prometheus_reads_what_is_owed_and_for_how_long(owing, run):
+    """A series for each topic, unless each partition is asked for; the times are the records' own."""
+    group, topic, partition = owing.group, ("topic", owing.topic), ("partition", "3")
+    told = run("status", group, "--prometheus")
+    assert told.exit_code == 0, told.output
+    found = series(told.stdout)
+    of = (("group", group), topic)
+    assert found["kafka_liveness_owed_offsets", *of] == 50
+    assert found["kafka_consumer_group_lag", *of] == 0
+    assert found["kafka_liveness_owed_expired_offsets", *of] == 0
+    assert found["kafka_liveness_lag_seconds", *of] == 0
+    assert found["kafka_consumer_group_members", ("group", group)] == 0
+    assert 0 < found["kafka_liveness_owed_age_seconds", *of] < 3600
+    apart = series(run("status", group, "--prometheus", "--by-partition").stdout)
+    assert apart["kafka_liveness_owed_offsets", ("group", group), partition, topic] == 50
+    assert "not exist" in run("status", "nobody", "--prometheus").output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--json", "--prometheus"), "choose one"), (("--by-partition",), "--by-partition is of --prometheus")],
+)
+def test_what_does_not_go_together_is_refused(run, words, says):
+    told = run("status", "orders-etl", *words)
+    assert (told.exit_code, says in told.output) == (2, True)
+
+
+def test_prometheus_without_its_library_names_the_extra(owing, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    told = run("status", owing.group, "--prometheus")
+    assert told.exit_code == 1
+    assert "kafka-liveness-dagster[metrics]" in told.output
