@@ -399,12 +399,12 @@ def test_prometheus_reads_what_is_owed_and_for_how_long(owing, run):
     assert told.exit_code == 0, told.output
     found = series(told.stdout)
     of = (("group", group), topic)
-    assert found["kafka_liveness_owed_offsets", *of] == 50
-    assert found["kafka_consumer_group_lag", *of] == 0
-    assert found["kafka_liveness_owed_expired_offsets", *of] == 0
-    assert found["kafka_liveness_lag_seconds", *of] == 0
+    assert found[("kafka_liveness_owed_offsets", *of)] == 50
+    assert found[("kafka_consumer_group_lag", *of)] == 0
+    assert found[("kafka_liveness_owed_expired_offsets", *of)] == 0
+    assert found[("kafka_liveness_lag_seconds", *of)] == 0
     assert found["kafka_consumer_group_members", ("group", group)] == 0
-    assert 0 < found["kafka_liveness_owed_age_seconds", *of] < 3600
+    assert 0 < found[("kafka_liveness_owed_age_seconds", *of)] < 3600
     apart = series(run("status", group, "--prometheus", "--by-partition").stdout)
     assert apart["kafka_liveness_owed_offsets", ("group", group), partition, topic] == 50
     assert "not exist" in run("status", "nobody", "--prometheus").output
