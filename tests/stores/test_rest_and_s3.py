@@ -140,7 +140,7 @@ def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
     assert catalog() == doctor.Finding("catalog", ok=True, found="depot, lake, lossy, shaky answered Spark")
     shaky[0].fails = lambda *_: 401
     failed = catalog()
-    assert (failed.ok, "catalog shaky refuses this (Not authorized" in failed.found) == (False, True), failed.found
+    assert (failed.ok, "catalog lossy refuses this (Not authorized" in failed.found) == (False, True), failed.found
 
 
 @pytest.mark.parametrize(
