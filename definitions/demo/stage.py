@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _EXAMPLE = Path(__file__).parents[2]
 _MARK = "KAFKA_LIVENESS_DEMO"
-_DAGSTER_YAML = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+_DAGSTER_YAML = (Path(__file__).parents[1] / "dagster.yaml").read_text()
 _LAUNCH = """
 mutation Launch($params: LaunchBackfillParams!) {
   launchPartitionBackfill(backfillParams: $params) {

@@ -25,6 +25,7 @@ from kafka_liveness_dagster.sensor.observations import crash_lag_observations, g
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_look import TableLook
+from kafka_liveness_dagster.sensor.vigil import keep_vigil
 from kafka_liveness_dagster.sensor.windows import ToldWindows, WindowWatch
 from kafka_liveness_dagster.settings.declared import checked
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
@@ -97,6 +98,7 @@ def build_group_sensor(
         description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        keep_vigil(context.instance, group_id)
         kafka = getattr(context.resources, resources.kafka)
         kafka.make_missing(topics, context.log.info)
         return watched.tick(context, kafka.cluster(), TableLook.of(table, context.resources, resources.spark))

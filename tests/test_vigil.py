@@ -1,0 +1,145 @@
+"""A tick that watches the process of a live run: real processes, real Dagster runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._daemon.sensor import MIN_INTERVAL_LOOP_TIME
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.processes import Place, Process, Sign
+from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.runs import host
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
+from kafka_liveness_dagster.sensor.vigil import STAY_SECONDS, keep_vigil
+
+GROUP = "orders-etl"
+LONG = 60.0  # seconds; whoever waits so long has waited in vain
+AT_ONCE = 0.0
+_WAITS = "import sys; sys.stdin.read()"
+THREADS = {"use_threads": True, "num_workers": 8}
+
+
+@pytest.fixture
+def instance(request):
+    """Of a daemon with threads; a test may say otherwise."""
+    with dg.instance_for_test(overrides={"sensors": getattr(request, "param", THREADS)}) as found:
+        yield found
+
+
+@pytest.fixture
+def child():
+    """A process that lives until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", _WAITS], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def watched(instance):
+    """Makes a process a live run's."""
+
+    def run_of(process, group_id=GROUP):
+        run = dg.DagsterRun("orders_job", tags=dict(lane_tags(group_id, "live")), status=dg.DagsterRunStatus.STARTED)
+        instance.add_run(run)
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: Sign(run_mark(run.run_id), 0, process).encode()})
+
+    return run_of
+
+
+def pidfds():
+    """How many processes this one watches."""
+    links = (fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
+    return sum(fd.readlink().name.endswith("[pidfd]") for fd in links)
+
+
+class Vigil(threading.Thread):
+    """One that goes on in a thread."""
+
+    def __init__(self, instance):
+        super().__init__()
+        self.instance, self.has_ended = instance, None
+
+    def run(self):
+        self.has_ended = keep_vigil(self.instance, GROUP, LONG)
+
+    def begin(self):
+        before = pidfds()
+        self.start()
+        give_up_at = time.monotonic() + LONG
+        while pidfds() == before:
+            assert self.is_alive(), self.has_ended
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+
+    def end(self):
+        self.join(LONG / 2)
+        assert not self.is_alive()
+        return self.has_ended
+
+
+def test_a_tick_notices_the_death_of_a_live_run_at_once(instance, watched, child):
+    """The kernel says so, to a zombie's parent or anybody else."""
+    watched(host.process(child.pid))
+    vigil = Vigil(instance)
+    vigil.begin()
+    child.kill()
+    assert vigil.end() is True
+    assert pidfds() == 0
+    assert keep_vigil(instance, GROUP, LONG) is True, "it is gone, and nobody has said so yet"
+
+
+def test_a_tick_ends_in_its_round(instance, watched, child):
+    """All is well: the group is looked at, and the next round of the daemon finds the sensor ready."""
+    watched(host.process(child.pid))
+    assert keep_vigil(instance, GROUP, AT_ONCE) is False
+    assert STAY_SECONDS + 0.5 < MIN_INTERVAL_LOOP_TIME
+    assert kl.Watch().minimum_interval_seconds < MIN_INTERVAL_LOOP_TIME
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        pytest.param(Process(Place("0c0ffee0", "4026531836"), os.getpid(), 1), id="elsewhere"),
+        pytest.param(None, id="it has not said which"),
+    ],
+)
+def test_nobody_waits_for_a_process_that_cannot_be_seen(instance, watched, process):
+    """Its pid would be somebody else's here."""
+    watched(process)
+    assert keep_vigil(instance, GROUP, LONG) is False
+
+
+def test_nobody_waits_without_a_live_run(instance, watched, child):
+    """Another group's is none."""
+    watched(host.process(child.pid), "payments-etl")
+    assert keep_vigil(instance, GROUP, LONG) is False
+
+
+@pytest.mark.parametrize(
+    "instance", [{}, {"use_threads": False}, {"use_threads": True, "num_workers": 1}], indirect=True
+)
+def test_nobody_waits_where_the_daemon_has_no_thread_to_spare(instance, watched, child):
+    """All other sensors would wait too."""
+    watched(host.process(child.pid))
+    assert keep_vigil(instance, GROUP, LONG) is False
+
+
+def test_only_two_ticks_wait_at_once(instance, watched, child):
+    """The others of the code location have the rest of the threads."""
+    watched(host.process(child.pid))
+    with ExitStack() as ended:
+        for vigil in (Vigil(instance), Vigil(instance)):
+            vigil.begin()
+            ended.callback(vigil.end)
+        ended.callback(child.kill)
+        assert keep_vigil(instance, GROUP, LONG) is False
+    assert keep_vigil(instance, GROUP, AT_ONCE) is True, "their places are free again"
