@@ -117,7 +117,7 @@ def group_in_yaml(group: type[Group]) -> dg.Resolver:
     def given(context: dg.ResolutionContext, section: Any) -> Any:
         return _told(context, section, read)
 
-    fields = {name: (field, field) for name, field in group.model_fields.items() if name not in ONLY_IN_PYTHON}
+    fields = {name: (field, field) for name, field in group.described().items() if name not in ONLY_IN_PYTHON}
     return dg.Resolver(given, model_field_type=_section(group, fields, _Spelt), inject_before_resolve=False)
 
 
