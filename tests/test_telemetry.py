@@ -10,19 +10,28 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
+from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.embedded.ports import free_port
+from kafka_liveness_dagster.lanes.batch_metrics import BatchMetrics
+from kafka_liveness_dagster.lanes.dead_letters import Landed
 from kafka_liveness_dagster.runs.link import link_of
 from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.spark.iceberg import Written
 from kafka_liveness_dagster.telemetry import metrics
 from kafka_liveness_dagster.telemetry.exporters import set_up
+from kafka_liveness_dagster.telemetry.group import Times, points
 from kafka_liveness_dagster.telemetry.metrics import METRICS
+from kafka_liveness_dagster.telemetry.traces import Phases
 from tests.receiver import over_grpc, over_http
 
 ROOT = Path(__file__).parents[1]
@@ -185,8 +194,13 @@ def test_an_interrupt_ends_the_wait_for_a_collector():
     with silent() as listening:
         process = started(code, **HTTP, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{listening.getsockname()[1]}")
         assert process.stdout.readline() == "ended\n"
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        for _ in range(100):  # the first may come before the wait
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+                break
+        assert process.poll() is not None
+        process.communicate()
 
 
 def test_a_port_that_is_taken_is_no_reason_to_end_a_run():
@@ -249,6 +263,100 @@ def test_without_the_sdk_a_run_ends_before_it_joins(monkeypatch):
     assert "kafka-liveness-dagster[metrics]" in message
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     set_up()
+
+
+def seen(topic, partition, committed, end, *owed, start=0):
+    """A partition as a look sees it."""
+    tp, spans = kl.TopicPartition(topic, partition), tuple(Span(*one) for one in owed)
+    return PartitionSnapshot(tp, committed, None, end, spans, log_start=start)
+
+
+def shown(known, **settings):
+    """What the gauges show of two partitions of a topic and one of another: ``{(metric, topic, partition): value}``."""
+    looked = (seen("a", 0, 70, 100, (10, 20)), seen("a", 1, 90, 90, (0, 50), start=40), seen("b", 0, None, 7, start=3))
+    labels = (metrics.TOPIC, metrics.PARTITION)
+    found = points("etl", 2, looked, known, **settings)
+    return {(one.metric, *map(one.labels.get, labels)): one.value for one in found}
+
+
+def test_gauges_are_sums_of_a_topic():
+    """Lag, owed and expired; times are what the broker said of them, or not there."""
+    since = time.time() - 500
+    found = shown({"a": Times(12.5, since)})
+    age = found.pop((metrics.OWED_AGE, "a", None))
+    assert 500 <= age < 600
+    assert found == {
+        (metrics.MEMBERS, None, None): 2,
+        (metrics.LAG, "a", None): 30,
+        (metrics.OWED, "a", None): 60,
+        (metrics.EXPIRED, "a", None): 40,
+        (metrics.LAG_TIME, "a", None): 12.5,
+        (metrics.LAG, "b", None): 4,
+        (metrics.OWED, "b", None): 0,
+        (metrics.EXPIRED, "b", None): 0,
+        (metrics.OWED_AGE, "b", None): 0.0,
+    }
+
+
+def test_partitions_apart_are_for_who_asks(monkeypatch):
+    """By the environment, in words of OpenTelemetry; a command has an option."""
+    of = (metrics.LAG, "a", "0")
+    assert of not in shown({})
+    monkeypatch.setenv("KAFKA_LIVENESS_METRICS_BY_PARTITION", "True")
+    assert (shown({})[of], shown({})[metrics.EXPIRED, "a", "1"]) == (30, 40)
+    assert of not in shown({}, by_partition=False)
+
+
+class Ended:
+    """A batch of two topics that has ended."""
+
+    batch = Batch((kl.OffsetRange("a", 0, 0, 10), kl.OffsetRange("a", 1, 0, 5), kl.OffsetRange("b", 0, 0, 2)), 60.0)
+
+    def __init__(self):
+        self.phases = Phases()
+        with self.phases("write"), self.phases("commit"):
+            pass
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What batches tell: ``(metric, value, labels without the group's)``, and traces."""
+    found = []
+    of_group = {metrics.GROUP: "etl", metrics.LANE: "live"}
+    module = "kafka_liveness_dagster.lanes.batch_metrics"
+    monkeypatch.setattr(
+        f"{module}.tell", lambda metric, value, has: found.append((metric, value, dict(has.items() - of_group.items())))
+    )
+    monkeypatch.setattr(f"{module}.trace", lambda *one: found.append(one))
+    return found
+
+
+def test_a_batch_tells_what_it_gave(told):
+    """But for what its new owner does again; each attempt that was not the last is counted by what was in its way."""
+    handed_over = {kl.TopicPartition("a", 1)}
+    landed = Landed(Written(9, 4, rewritten=False, unanswered=1), Ended.batch)
+    BatchMetrics("etl", "live", "run").committed(Ended(), landed, 2.5, handed_over)
+    assert (metrics.OFFSETS, 10, {metrics.TOPIC: "a"}) in told
+    assert (metrics.OFFSETS, 2, {metrics.TOPIC: "b"}) in told
+    assert (metrics.ROWS, 9, {}) in told
+    retries = {has[metrics.REASON]: value for metric, value, has in told if metric is metrics.RETRIES}
+    assert retries == {"other writer": 2, "no answer": 1}
+    assert [value for metric, value, _ in told if metric is metrics.PROCESS_DURATION] == [2.5]
+    told.clear()
+    BatchMetrics("etl", "live", "run").committed(Ended(), Landed(Written(None, 1, rewritten=False), Ended.batch), 1, ())
+    assert not {metrics.ROWS, metrics.RETRIES} & {metric for metric, *_ in told}
+
+
+def test_a_batch_that_fails_is_traced_by_the_kind_of_its_error_alone(told):
+    """What the error says is in no attribute; of several topics none is named."""
+    error = kl.TransformError("a secret")
+    with pytest.raises(kl.TransformError), BatchMetrics("etl", "live", "run").traced(Ended()):
+        raise error
+    [(name, _, attributes, failed)] = told
+    assert (name, failed) == ("process etl", error)
+    assert attributes["dagster.run.id"] == "run"
+    assert metrics.TOPIC not in attributes
+    assert "secret" not in str(attributes)
 
 
 def test_a_fence_is_counted_by_its_reason(monkeypatch):
