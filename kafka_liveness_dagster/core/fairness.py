@@ -70,6 +70,7 @@ class Batch:
         last: the partition after which the next shares are dealt.
         arrivals: by which ownership each partition was planned; a later one leaves its part to a replay.
         left_out: single offsets of it that cannot be processed: its commit passes them, and they are owed.
+        planning_seconds: how long it took to ask where the logs end, and to plan it.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -78,6 +79,7 @@ class Batch:
     last: TopicPartition | None = None
     arrivals: Mapping[TopicPartition, int] = field(default_factory=dict, repr=False, compare=False)
     left_out: tuple[OffsetRange, ...] = ()
+    planning_seconds: float = field(default=0.0, repr=False, compare=False)
 
     @property
     def max_records(self) -> int:

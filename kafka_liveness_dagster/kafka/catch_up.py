@@ -124,6 +124,7 @@ class CatchUpConsumer:
             RowsMissingError: the table lost what this run, or one before it, had written.
             PausedPartitionError: what is left may not be processed now.
         """
+        began_ms = now_ms()
         self._begin_again_if_too_slow()
         left, facts = self._outstanding(self._proof.known())
         pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
@@ -138,7 +139,9 @@ class CatchUpConsumer:
             self._begin_again()
             return self.poll(max_records)
         self._plan(ranges)
-        return Batch(ranges, self._timer.left_ms(now_ms()) / 1000, self._fence.epoch, self._rotation.planned)
+        deadline_seconds, planning_seconds = self._timer.left_ms(now_ms()) / 1000, (now_ms() - began_ms) / 1000
+        of_now = (self._fence.epoch, self._rotation.planned)
+        return Batch(ranges, deadline_seconds, *of_now, planning_seconds=planning_seconds)
 
     def quarantine(self, poison: OffsetRange) -> None:
         """Leave an offset out that stops this lane: it stays owed, and another run may try it."""

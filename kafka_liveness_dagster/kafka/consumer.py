@@ -206,10 +206,14 @@ class LivenessConsumer:
                 self._link.log.warning("still a member, looking again: %s", error)
 
     def _plan(self, lane: LiveLane, wanted: Wanted) -> Batch | None:
+        began_ms = now_ms()
         batch = lane.plan(wanted)
         if batch is None:
             return None
-        return replace(batch, deadline_seconds=self._timer.left_ms(now_ms()) / 1000, epoch=self._fence.epoch)
+        at_ms = now_ms()
+        deadline_seconds, planning_seconds = self._timer.left_ms(at_ms) / 1000, (at_ms - began_ms) / 1000
+        epoch = self._fence.epoch
+        return replace(batch, deadline_seconds=deadline_seconds, epoch=epoch, planning_seconds=planning_seconds)
 
     def _join(self) -> LiveLane:
         """A new membership; what no resume can work with is said before the group is disturbed."""

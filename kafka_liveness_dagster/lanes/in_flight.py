@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kafka_liveness_dagster.telemetry.traces import Phases
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,6 +51,7 @@ class InFlightWrite:
         job: its Spark work, to be cancelled from any thread.
         frame: its rows, which know of its records when it is written; None in a test.
         began_at: by ``time.monotonic``, when it was planned.
+        phases: what its time was spent on.
     """
 
     batch: Batch
@@ -56,12 +59,13 @@ class InFlightWrite:
     write: Write
     frame: Transformed | None = None
     began_at: float = field(default_factory=_now)
+    phases: Phases = field(default_factory=Phases)
     _rows: concurrent.futures.Future[int | None] = field(default_factory=concurrent.futures.Future)
 
     def begin(self) -> None:
         """Prepare it in this thread, then let Spark work in another. What fails is told where it lands."""
         try:
-            with self.job:
+            with self.job, self.phases("transform"):
                 execute = self.write.begin()
         except Exception as error:  # noqa: BLE001 - raised by finish, when all before it has landed
             self._rows.set_exception(error)
@@ -71,7 +75,10 @@ class InFlightWrite:
     def run(self) -> Written:
         """All of it in this thread."""
         with self.job:
-            return self.write.finish(self.write.begin())
+            with self.phases("transform"):
+                execute = self.write.begin()
+            with self.phases("write"):
+                return self.write.finish(execute)
 
     def finish(self) -> Written:
         """Wait for Spark; begin again in this thread when another writer was quicker.
@@ -82,7 +89,7 @@ class InFlightWrite:
         while not (self._rows.done() or self.job.is_given_up):  # the job is the other thread's until then
             with suppress(concurrent.futures.TimeoutError):
                 self._rows.exception(_LOOK_SECONDS)
-        with self.job:
+        with self.job, self.phases("write"):
             return self.write.finish(self._rows.result)
 
     def ended_well(self, may_wait: Callable[[], None]) -> bool:
@@ -104,7 +111,7 @@ class InFlightWrite:
 
     def _work(self, execute: Callable[[], int | None]) -> None:
         try:
-            with self.job:
+            with self.job, self.phases("write"):
                 rows = execute()
         except BaseException as error:  # noqa: BLE001 - raised where it lands
             self._rows.set_exception(error)

@@ -24,6 +24,9 @@ from kafka_liveness_dagster.metadata import Tally, counted, number, range_metada
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
+from kafka_liveness_dagster.telemetry.exporters import exported
+from kafka_liveness_dagster.telemetry.metrics import DEAD_LETTERS, GROUP, REASON, TOPIC
+from kafka_liveness_dagster.telemetry.tell import tell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,14 +45,14 @@ def run_live(
 
     Gives what no materialization has told while it was at work, None for nothing.
     """
-    with SignsOfLife(context, lane_tags(asset.group_id, "live")):
+    with SignsOfLife(context, lane_tags(asset.group_id, "live")), exported():
         return _live(asset, context, transform)
 
 
 def _live(
     asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform
 ) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-    pipeline = Pipeline.of(asset, context, transform)
+    pipeline = Pipeline.of(asset, context, transform, "live")
     pipeline.spark.open_ahead()
     with pipeline.kafka.consumer(
         topics=asset.topics,
@@ -102,14 +105,14 @@ def _facts(
 
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
-    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")):
+    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         _catch_up(asset, context, transform)
 
 
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     asked = {key: range_of(key) for key in context.partition_keys}
     again = _again(asset, context, asked)
-    pipeline = Pipeline.of(asset, context, transform, again)
+    pipeline = Pipeline.of(asset, context, transform, "catch-up", again)
     pipeline.spark.open_ahead()
     done = catch_up(asset, context, pipeline, list(asked.values()), again=again, keys=list(asked))
     for key, one in asked.items():
@@ -228,9 +231,11 @@ def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
 def _quarantines(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Sequence[str] = ()) -> LeftOut:
     """Tells the run's log and the crash lag partition of offsets that were passed, and why."""
 
-    def tell(left_out: OffsetRange, why: str, cause: str) -> None:
+    def tell_of(left_out: OffsetRange, why: str, cause: str) -> None:
         key = next((key for key in asked if range_of(key).overlaps(left_out)), key_of(left_out))
         context.log.warning("%s", why)
+        of = {GROUP: asset.group_id, TOPIC: left_out.topic, REASON: cause}
+        tell(DEAD_LETTERS, left_out.size, of)
         metadata: dict[str, str | int] = {
             "group": asset.group_id,
             "range": str(left_out),
@@ -239,4 +244,4 @@ def _quarantines(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, a
         }
         context.log_event(dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata))
 
-    return tell
+    return tell_of

@@ -17,6 +17,7 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.batch_lines import BatchLines, listeners
+from kafka_liveness_dagster.lanes.batch_metrics import BatchMetrics
 from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, Landed
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late import LateRecords
@@ -53,6 +54,7 @@ class Pipeline:
         source_options: of Spark's Kafka source, beside those of the Kafka resource.
         dead_letters: what becomes of records that fail alone; None: they end the run.
         late: tells records of windows that were told complete; None where no windows are.
+        metrics: told each batch that has ended.
     """
 
     kafka: KafkaLivenessResource
@@ -71,6 +73,7 @@ class Pipeline:
     source_options: Mapping[str, str] = field(default_factory=dict)
     dead_letters: DeadLetters | None = None
     late: LateRecords | None = None
+    metrics: BatchMetrics = field(default_factory=BatchMetrics)
 
     @classmethod
     def of(
@@ -78,6 +81,7 @@ class Pipeline:
         asset: KafkaAssetSettings,
         context: dg.AssetExecutionContext,
         transform: Transform,
+        lane: Literal["live", "catch-up"],
         again: Sequence[OffsetRange] = (),
     ) -> Pipeline:
         """The asset's pipeline with the resources of this run; what is done ``again`` was in time when it was new."""
@@ -93,6 +97,7 @@ class Pipeline:
             source_options=asset.source_options,
             late=LateRecords(context, asset.windows, asset.group_id, again) if asset.windows else None,
             dead_letters=DeadLetters.of(asset, context),
+            metrics=BatchMetrics(asset.group_id, lane, context.run.run_id),
         )
 
     def run(
@@ -120,7 +125,8 @@ class Pipeline:
 
             def commit_first() -> None:
                 one = in_flight[0]
-                seconds = self._commit_first(in_flight, lane, tally, lines, on_quarantine)
+                with self.metrics.traced(one):
+                    seconds = self._commit_first(in_flight, lane, tally, lines, on_quarantine)
                 sizer.in_time(one.batch, seconds, one.mean_bytes)
 
             lane.on_fence(lambda: in_flight.cancel(lane.is_open))
@@ -159,6 +165,7 @@ class Pipeline:
                 break
             failpoint(Failpoint.AFTER_PLAN)
             in_flight.append(self._write_of(batch, lane, lines.log))
+            in_flight[-1].phases.before("poll", batch.planning_seconds)
             if self.most_in_flight > 1:
                 in_flight[-1].begin()
         return bool(in_flight)
@@ -176,11 +183,13 @@ class Pipeline:
             lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
             raise
         until = self.late.tell(one, landed.batch) if self.late else 0.0
-        handed_over = lane.commit(landed.batch)
+        with one.phases("commit"):
+            handed_over = lane.commit(landed.batch)
         failpoint(Failpoint.AFTER_OFFSET_COMMIT)
         seconds = in_flight.committed()
         tally.add(landed.batch, landed.written.rows, seconds)
         lines.committed(landed.batch, landed.written, seconds, handed_over)
+        self.metrics.committed(one, landed, seconds, handed_over)
         for left_out in landed.left_out(handed_over):
             on_quarantine(*left_out)
         if self.late:
@@ -194,7 +203,8 @@ class Pipeline:
         except (TransformError, SparkFailedError) as failed:
             if self.dead_letters is None:
                 raise
-            return self.dead_letters.without_bad_records(one, lane, failed)
+            with one.phases("dead letters"):
+                return self.dead_letters.without_bad_records(one, lane, failed)
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""

@@ -17,6 +17,7 @@ from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.telemetry.exporters import exported
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -41,13 +42,13 @@ def run_windows(
         IncompleteWindowError: something of them is owed, or not read yet: nothing was touched.
         DataExpiredError: the broker has deleted records that may be theirs: nothing was touched.
     """
-    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")):
+    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
         asked = [windows.of_key(key) for key in context.partition_keys]
         found = {window: _offsets(asset, windows, cluster, window) for window in asked}
         ranges = merged(r for several in found.values() for r in several)
         context.log.info("%s again: %s", number(len(asked), "window"), listed(ranges) or "no records")
-        pipeline = Pipeline.of(asset, context, transform, again=ranges)
+        pipeline = Pipeline.of(asset, context, transform, "catch-up", again=ranges)
         done = catch_up(asset, context, pipeline, ranges, again=ranges) if ranges else None
         for window, of_window in found.items():
             told = window_metadata(asset.group_id, of_window)

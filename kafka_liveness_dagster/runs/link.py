@@ -20,6 +20,8 @@ from kafka_liveness_dagster.runs.tags import (
     AWAY_TAG,
     COMMITTED_TAG,
     FENCED_TAG,
+    GROUP_TAG,
+    LANE_TAG,
     LEFT_TAG,
     MAX_RUNTIME,
     PROCESS_TAG,
@@ -34,6 +36,8 @@ from kafka_liveness_dagster.runs.tags import (
     tell,
     worker_process,
 )
+from kafka_liveness_dagster.telemetry import tell as telemetry
+from kafka_liveness_dagster.telemetry.metrics import FENCES, GROUP, LANE, REASON
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +80,7 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         None if remaining is None else now_ms() + round(remaining * 1000),
         context.log,
         is_step=is_step(context),
-        tell=lambda why: tell(context.instance, run.run_id, {_tag_of(why): why.encode()}),
+        tell=lambda why: _tell_away(context.instance, run, why),
         worked=lambda: _tell_work(context.instance, run.run_id),
         take_over=lambda group_id, places: _take_over(context.instance, run.run_id, place_tag(group_id), places),
         catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
@@ -105,8 +109,12 @@ def _take_over(instance: dg.DagsterInstance, run_id: str, tag: str, places: Sequ
     return None
 
 
-def _tag_of(why: Away) -> str:
-    return LEFT_TAG if why.reason is FenceReason.CLOSED else FENCED_TAG
+def _tell_away(instance: dg.DagsterInstance, run: dg.DagsterRun, why: Away) -> None:
+    is_closed = why.reason is FenceReason.CLOSED
+    if not (is_closed or why.is_back) and GROUP_TAG in run.tags:
+        of = {GROUP: run.tags[GROUP_TAG], LANE: run.tags.get(LANE_TAG, ""), REASON: why.reason.code}
+        telemetry.tell(FENCES, 1, of)
+    tell(instance, run.run_id, {LEFT_TAG if is_closed else FENCED_TAG: why.encode()})
 
 
 def _tell_work(instance: dg.DagsterInstance, run_id: str) -> None:

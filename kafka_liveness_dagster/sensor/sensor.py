@@ -29,6 +29,8 @@ from kafka_liveness_dagster.sensor.vigil import keep_vigil
 from kafka_liveness_dagster.sensor.windows import ToldWindows, WindowWatch
 from kafka_liveness_dagster.settings.declared import checked
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
+from kafka_liveness_dagster.telemetry.exporters import set_up
+from kafka_liveness_dagster.telemetry.group import GroupMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +88,7 @@ def build_group_sensor(
         fail_ghost_runs=watch.fail_ghost_runs,
         answers=EventHook(name, watch.on_event, watch.event_jobs[0].name if len(watch.event_jobs) == 1 else None),
         checks=checks,
+        metrics=GroupMetrics(group_id),
         windows=WindowWatch(windows=windows, group_id=group_id, target=table) if windows and table else None,
     )
 
@@ -133,9 +136,11 @@ class _Watch:
     fail_ghost_runs: bool
     answers: EventHook
     checks: GroupChecks | None
+    metrics: GroupMetrics
     windows: WindowWatch | None
 
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:
+        set_up()
         instance = context.instance
         cursor, now = GroupCursor.decode(context.cursor), time.time()
         for commit_log in (self.group_id, *([self.group_id + CATCH_UP_SUFFIX] if cursor.owed else [])):
@@ -182,6 +187,8 @@ class _Watch:
             cannot_tell = table.cannot_tell or ("" if table.asked else "it was not asked")
             windows = self.windows.tell(cluster, instance, look, windows, now=now, cannot_tell=cannot_tell)
         runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
+        seen = look.snapshot
+        self.metrics.tell(cluster, len(seen.members), seen.partitions, events, asks=observe)
         return dg.SensorResult(
             run_requests=runs,
             skip_reason=None if runs else why_not + _odd(known.stray if known else ()),

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.telemetry.metrics import GROUP, PARTITION, TOPIC, prometheus
 from tests.world.one_group import NO_SPARK, join
 
 
@@ -394,19 +395,20 @@ def series(told):
 
 def test_prometheus_reads_what_is_owed_and_for_how_long(owing, run):
     """A series for each topic, unless each partition is asked for; the times are the records' own."""
-    group, topic, partition = owing.group, ("topic", owing.topic), ("partition", "3")
+    group, topic = owing.group, (prometheus(TOPIC), owing.topic)
+    of_group, partition = (prometheus(GROUP), group), (prometheus(PARTITION), "3")
     told = run("status", group, "--prometheus")
     assert told.exit_code == 0, told.output
     found = series(told.stdout)
-    of = (("group", group), topic)
+    of = (of_group, topic)
     assert found[("kafka_liveness_owed_offsets", *of)] == 50
-    assert found[("kafka_consumer_group_lag", *of)] == 0
+    assert found[("kafka_liveness_lag_offsets", *of)] == 0
     assert found[("kafka_liveness_owed_expired_offsets", *of)] == 0
-    assert found[("kafka_liveness_lag_seconds", *of)] == 0
-    assert found["kafka_consumer_group_members", ("group", group)] == 0
+    assert found[("kafka_liveness_lag_time_seconds", *of)] == 0
+    assert found["kafka_liveness_group_members", of_group] == 0
     assert 0 < found[("kafka_liveness_owed_age_seconds", *of)] < 3600
     apart = series(run("status", group, "--prometheus", "--by-partition").stdout)
-    assert apart["kafka_liveness_owed_offsets", ("group", group), partition, topic] == 50
+    assert apart["kafka_liveness_owed_offsets", of_group, topic, partition] == 50
     assert "not exist" in run("status", "nobody", "--prometheus").output
 
 

@@ -1,0 +1,1 @@
+"""What is measured: one table of metrics, traces of batches, and whatever OpenTelemetry SDK there is to be told."""
