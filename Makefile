@@ -7,7 +7,7 @@ DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui fast test bench lint format check dist lock java chromium clean
+.PHONY: help demo ui fast test bench lint format check dist lock java chromium systemd clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 fast: .venv/installed ## all tests that need no Java, in less than a minute
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
 
-test: java chromium .venv/installed ## all tests of all tiers, in three processes: they wait more than they work; ARGS="tests/core -k pace" runs some
+test: java chromium systemd .venv/installed ## all tests of all tiers, in three processes: they wait more than they work; ARGS="tests/core -k pace" runs some
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(or $(ARGS),--cov --cov-report=)
 	$(if $(ARGS),,@$(BIN)/python -m coverage report --show-missing --skip-covered)
 	$(if $(ARGS),,@$(BIN)/python -m coverage report --include="$(PACKAGE)/core/*" --fail-under=100 --format=total)
@@ -67,6 +67,12 @@ chromium:
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  echo "Chromium is missing, installing it" && apt-get update -qq && apt-get install -y -qq chromium; } || { \
 	  echo "Chromium is missing, the tests click through the UI with it: apt-get install chromium"; exit 1; }
+
+systemd:
+	@command -v systemd-analyze >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  echo "systemd-analyze is missing, installing it" && apt-get update -qq && apt-get install -y -qq systemd; } || { \
+	  echo "systemd-analyze is missing, the tests judge the units of deploy/systemd with it: apt-get install systemd"; exit 1; }
 
 clean: ## stop the services; remove .venv and all state
 	@[ ! -x $(BIN)/kafka-liveness ] || $(BIN)/kafka-liveness down

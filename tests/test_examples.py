@@ -26,6 +26,7 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("README.md", "sh"): "first_hour/test_first_hour.py",
     ("component.md", "dg"): "test_component.py",
     ("component.md", "yaml"): "test_component.py",
+    ("deployment.md", "sh"): "deploy/host.py",
     ("production.md", "dagster"): "test_production.py",
     ("production.md", "spark.sql.extensions"): "stores/servers.py",
     ("production.md", "yaml"): "test_production.py",
