@@ -28,7 +28,7 @@ from tests.world.stories import wait_for
 
 TOKEN = "t0ken-of-the-host"
 PAGE = FOLDER.parents[1] / "docs" / "deployment.md"
-TOPS = ("/opt/pipeline", "/etc/pipeline", "/etc/systemd/system", "/var/lib/pipeline")
+TOPS = ("/opt/pipeline", "/etc/pipeline", "/etc/systemd/system", "/var/lib/pipeline", "/run/pipeline")
 CONFINED = Path(__file__).with_name("confined.py")
 ANOTHER_USER = "nobody"
 PATIENCE = 180.0
@@ -40,14 +40,14 @@ class Host:
     def __init__(self, code, dagster_yaml, bootstrap_servers, spark_settings):
         self.root = Path(tempfile.mkdtemp(prefix="a host of ours "))  # others may enter it, unlike pytest's folders
         self.root.chmod(0o755)
-        self.ports = {"3000": free_port(), "4000": free_port(), "15002": free_port()}
+        self.ports = {"3000": free_port(), "15002": free_port()}
         self.becomes = _another_user()
         self.services, self._all = {}, []
         self.state = self.path("/var/lib/pipeline")
         self._set_up(code, dagster_yaml)
         self._edit(bootstrap_servers, spark_settings)
-        for told in (self.state, self.catalog):  # as systemd does with a StateDirectory
-            told.mkdir(exist_ok=True)
+        for told in (self.state, self.catalog, self.socket.parent):  # as systemd does with a state or runtime folder
+            told.mkdir(parents=True, exist_ok=True)
             if self.becomes:
                 for one in (told, *told.iterdir()):
                     shutil.chown(one, ANOTHER_USER)
@@ -94,8 +94,9 @@ class Host:
         return self.state.with_name("pipeline-spark")
 
     @property
-    def spark_remote(self):
-        return f"sc://localhost:{self.ports['15002']}/;token={TOKEN}"
+    def socket(self):
+        """Where the code server answers."""
+        return self.path("/run/pipeline-code-server/grpc.sock")
 
     def start(self, name):
         """What systemd does when a unit is started; it need not answer yet."""
@@ -111,6 +112,7 @@ class Host:
             self.start(name)
         for port in self.ports.values():
             wait_for(lambda port=port: answers(port), PATIENCE)
+        wait_for(self.socket.exists, PATIENCE)
 
     def ask(self, query, **variables):
         """What the UI asks its server; None while that is away."""
