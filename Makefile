@@ -7,7 +7,7 @@ DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui fast test bench lint format check dist lock java chromium prometheus clean
+.PHONY: help demo ui fast test bench lint format check dist lock java chromium prometheus systemd-analyze clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 fast: .venv/installed ## all tests that need no Java, in less than a minute
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
 
-test: java chromium prometheus .venv/installed ## all tests of all tiers, in three processes: they wait more than they work; ARGS="tests/core -k pace" runs some
+test: java chromium prometheus systemd-analyze .venv/installed ## all tests of all tiers, in three processes: they wait more than they work; ARGS="tests/core -k pace" runs some
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(or $(ARGS),--cov --cov-report=)
 	$(if $(ARGS),,@$(BIN)/python -m coverage report --show-missing --skip-covered)
 	$(if $(ARGS),,@$(BIN)/python -m coverage report --include="$(PACKAGE)/core/*" --fail-under=100 --format=total)
@@ -62,17 +62,17 @@ java:
 	  echo "Java is missing, installing it" && apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless; } || { \
 	  echo "Java 17 or newer is missing: apt-get install openjdk-17-jre-headless, or set JAVA_HOME"; exit 1; }
 
-chromium:
-	@command -v chromium >/dev/null || { \
-	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  echo "Chromium is missing, installing it" && apt-get update -qq && apt-get install -y -qq chromium; } || { \
-	  echo "Chromium is missing, the tests click through the UI with it: apt-get install chromium"; exit 1; }
-
-prometheus:
-	@command -v prometheus >/dev/null || { \
-	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  echo "Prometheus is missing, installing it" && apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; } || { \
-	  echo "Prometheus is missing, the tests ask it for what the dashboard draws: apt-get install prometheus"; exit 1; }
+chromium: FOR := the tests click through the UI with it
+prometheus: FOR := the tests ask it for what the dashboard draws
+prometheus: PACKAGED := --no-install-recommends prometheus
+systemd-analyze: FOR := the tests judge the units of deploy/systemd with it
+systemd-analyze: PACKAGED := systemd
+chromium prometheus systemd-analyze: PACKAGED ?= $@
+chromium prometheus systemd-analyze:
+	@command -v $@ >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "$@ is missing, installing it" && \
+	  apt-get update -qq && apt-get install -y -qq $(PACKAGED); } || { \
+	  echo "$@ is missing, $(FOR): apt-get install $(PACKAGED)"; exit 1; }
 
 clean: ## stop the services; remove .venv and all state
 	@[ ! -x $(BIN)/kafka-liveness ] || $(BIN)/kafka-liveness down

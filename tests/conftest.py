@@ -42,6 +42,8 @@ LONGEST = (  # minutes each
     "test_rest_and_s3",
     "test_silent_spark",
     "test_silent_broker",
+    "test_systemd",
+    "test_spark_standalone",
     "test_chaos",
 )
 

@@ -28,6 +28,7 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("component.md", "yaml"): "test_component.py",
     ("metrics.md", "sh"): "test_telemetry.py",
     ("metrics.md", "yaml"): "world/test_measured.py",
+    ("deployment.md", "sh"): "deploy/host.py",
     ("production.md", "dagster"): "test_production.py",
     ("production.md", "spark.sql.extensions"): "stores/servers.py",
     ("production.md", "yaml"): "test_production.py",

@@ -1,4 +1,4 @@
-"""The processes of the demo: embedded services, and ``dagster dev`` with daemon and webserver as a child.
+"""The processes of the demo: the services, and ``dagster dev`` with daemon and webserver as a child.
 
 Everything started here carries a mark in its environment; leaving the stage ends whatever carries it.
 """
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -63,6 +64,7 @@ class Stage:
     def __enter__(self) -> Self:
         services.stop(self.home)  # of a telling that was killed
         shutil.rmtree(self.home, ignore_errors=True)
+        state.create_home(self.home)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,9 +72,15 @@ class Stage:
         services.stop(self.home)
 
     def start_services(self) -> services.Services:
-        """A real Kafka and a real Spark Connect server."""
-        self.services = services.ensure()
-        return self.services
+        """A real Kafka and a real Spark Connect server: yours where the example's variables name them."""
+        servers, remote = os.environ.get("KAFKA_BOOTSTRAP_SERVERS"), os.environ.get("SPARK_REMOTE")
+        found = services.ensure(which=[name for name, yours in (("kafka", servers), ("spark", remote)) if not yours])
+        if servers:
+            found = replace(found, bootstrap_servers=servers)
+        if remote:
+            found = replace(found, spark_remote=remote, catalog_uri="", warehouse="")
+        self.services = found
+        return found
 
     def start_dagster(self) -> None:
         """``dagster dev``: webserver, daemon and code server, as a user starts them."""

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from definitions.demo.stage import DemoError, Stage, messages, worker_pid
-from definitions.demo.verdict import Verdict, compare, read_table
-from definitions.feed import OrdersFeed
+from definitions.demo.verdict import TABLE, Verdict, catalog_of, compare, read_table
+from definitions.feed import TOPIC, OrdersFeed
 from definitions.orders import orders
 from kafka_liveness_dagster.cli.audit import Audit
 from kafka_liveness_dagster.core.offsets import intersection
@@ -138,6 +138,7 @@ class _Story:
         self._now("starting Kafka and Spark Connect")
         self.services = self.stage.start_services()
         self._happened(f"Kafka at {self.services.bootstrap_servers} and Spark Connect run")
+        self._refuse_what_is_there()
         self.feed = OrdersFeed(self.services.bootstrap_servers, _RATE)
         self.feed.create_topic()
         self.feed.start()
@@ -146,6 +147,14 @@ class _Story:
         self.stage.start_dagster()
         self.instance = self.stage.instance()
         self._happened(f"Dagster's UI, daemon and code server run at {self.stage.url}")
+
+    def _refuse_what_is_there(self) -> None:
+        """Services of yours may have orders of yours."""
+        servers, remedy = self.services.bootstrap_servers, "the demo makes it: delete yours, or name other services"
+        if TOPIC in Cluster(KafkaSettings(servers)).topics():
+            raise DemoError(f"topic {TOPIC} is at {servers} already, and {remedy}")
+        if not self.services.catalog_uri and catalog_of(self.services).table_exists(TABLE):
+            raise DemoError(f"table {TABLE} is in the catalog already, and {remedy}")
 
     def _first_live_run(self) -> str:
         self._now("waiting for the sensor to start the live run")

@@ -9,9 +9,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
     from kafka_liveness_dagster.embedded.services import Services
 
 TABLE = "shop.orders"
@@ -48,10 +51,16 @@ class Verdict:
         return asdict(self)
 
 
+def catalog_of(services: Services) -> Catalog:
+    """The embedded services' catalog; that of a Spark of yours is what pyiceberg's own settings have by its name."""
+    if not services.catalog_uri:
+        return load_catalog(services.catalog_name)
+    return SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
+
+
 def read_table(services: Services) -> Counter[tuple[int, int, str]]:
     """Every (partition, offset, value) of the table and how often it is there."""
-    catalog = SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
-    rows = catalog.load_table(TABLE).scan(selected_fields=("partition", "offset", "order_json")).to_arrow()
+    rows = catalog_of(services).load_table(TABLE).scan(selected_fields=("partition", "offset", "order_json")).to_arrow()
     columns = (rows.column(name).to_pylist() for name in ("partition", "offset", "order_json"))
     return Counter(zip(*columns, strict=True))
 

@@ -93,6 +93,21 @@ def down() -> None:
 
 
 @main.command()
+def jars() -> None:
+    """Print the folder of the jars that a Spark of yours needs: Kafka's connector, Iceberg's runtime, Avro.
+
+    They go with the pyspark that is installed, and are downloaded if they are not there yet, 60 MB.
+
+    \b
+    Example:
+      cp "$(kafka-liveness jars)"/*.jar /opt/pipeline/jars
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.embedded.jars import resolve  # noqa: PLC0415  `--help` must not wait for it
+
+    click.echo(resolve("spark"))
+
+
+@main.command()
 @click.option("--bootstrap-servers", type=SERVERS, default="embedded", show_default=True, help="The Kafka to look at.")
 @click.option("--spark-remote", type=REMOTE, default="embedded", show_default=True, help="The Spark to look at.")
 @click.pass_context
@@ -129,9 +144,14 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
     About two minutes, longer when the jars are still to be downloaded. Its state is in .kafka_liveness/demo of this
     folder, or in the folder KAFKA_LIVENESS_HOME names.
 
+    KAFKA_BOOTSTRAP_SERVERS and SPARK_REMOTE name services of yours to tell it on. Topic `orders` and table
+    `lake.shop.orders` are made there, unless they exist, which is refused, and stay; pyiceberg reads the table with its
+    own settings of `lake`, in ~/.pyiceberg.yaml.
+
     \b
     Example:
       kafka-liveness demo --json verdict.json
+      SPARK_REMOTE=sc://spark.example:15002 KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 kafka-liveness demo
     """  # noqa: D301  click's own mark: do not rewrap what follows
     story = _example("definitions.demo.story")
     _clean_up_when_asked_to_end()

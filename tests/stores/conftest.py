@@ -1,7 +1,8 @@
 """The same fixtures as everywhere, on a catalog that speaks REST and keeps its files in S3.
 
-Kafka and Spark are of this folder alone. Spark knows the catalog by three names: ``depot``, ``shaky`` where what a test
-says comes between it and both servers, and ``lossy`` where it comes before the catalog alone.
+Kafka and Spark are of this folder alone. Spark knows the catalog by four names: ``depot``, ``lake`` as the example has
+it, ``shaky`` where what a test says comes between it and both servers, and ``lossy`` where it comes before the catalog
+alone.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def services(stores, to_rest, to_s3, catalog_name, tmp_path_factory):
     settings = {
         "spark.driver.extraClassPath": stores.class_path(),
         **stores.spark_settings(catalog_name),
+        **stores.spark_settings("lake"),
         **stores.spark_settings("shaky", **{"uri": to_rest.url, "s3.endpoint": to_s3.url, **IMPATIENT}),
         **stores.spark_settings("lossy", uri=to_rest.url),
     }

@@ -1,0 +1,179 @@
+"""deploy/spark-standalone: both lanes go through a cluster, and an executor that dies in mid-write costs nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kafka_liveness_dagster.embedded import jars
+from kafka_liveness_dagster.embedded.java import find_java
+from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.spark.session import connect, end
+from tests.world.forgetful import Forgetful, kept
+from tests.world.stories import is_alive, wait_for
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "spark-standalone"
+TOKEN, SECRET = "t0ken-of-the-cluster", "s3cret-of-the-cluster"
+PATIENCE = 180.0
+SLOW = "concat(cast(value AS string), if(java_method('java.lang.Thread', 'sleep', 50L) = 'null', '', ''))"
+
+
+class Cluster:
+    """What the script started."""
+
+    def __init__(self, folder, catalog):
+        self.port, self._log = free_port(), folder / "cluster.log"
+        conf, self.env = folder / "of the cluster.conf", _environment()
+        conf.write_text("".join(f"{key} {value}\n" for key, value in (catalog | self._settings()).items()))
+        (folder / "jars").symlink_to(jars.resolve("spark"))
+        self.command = (SCRIPT, "--conf", conf, "--jars", folder / "jars", "--master-port", str(free_port()))
+        with self._log.open("wb") as log:
+            self.script = subprocess.Popen(
+                [*self.command, "--memory", "512m"],
+                cwd=folder,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._main = psutil.Process(self.script.pid)
+
+    @property
+    def remote(self):
+        return f"sc://localhost:{self.port}/;token={TOKEN}"
+
+    def is_up(self):
+        assert self.script.poll() is None, self.said()
+        return answers(self.port)
+
+    def said(self):
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def processes(self):
+        return [one for one in self._main.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+
+    def executors(self):
+        """Who does the tasks."""
+        return [one for one in self.processes() if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+
+    def _settings(self):
+        return {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": SECRET,
+            "spark.connect.grpc.binding.address": LOOPBACK,
+            "spark.connect.grpc.binding.port": self.port,
+            "spark.connect.progress.reportInterval": "100ms",
+            "spark.driver.memory": "512m",
+            "spark.ui.enabled": "false",
+        }
+
+
+def _environment():
+    """Ours, with what is started here on its path, and Java wherever it is."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    java = {"PATH": path, "JAVA_HOME": str(find_java().parent.parent)}
+    return {**os.environ, **java, "SPARK_CONNECT_AUTHENTICATE_TOKEN": TOKEN}
+
+
+@pytest.fixture(scope="module")
+def cluster(services, tmp_path_factory):
+    """Two workers and a Connect server, in a folder whose path has a space, on the catalog of all other tests."""
+    lake = "spark.sql.catalog.lake"
+    catalog = {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        lake: "org.apache.iceberg.spark.SparkCatalog",
+        f"{lake}.type": "jdbc",
+        f"{lake}.uri": f"jdbc:{services.catalog_uri.replace('///', '')}?busy_timeout=10000",
+        f"{lake}.jdbc.schema-version": "V1",
+        f"{lake}.warehouse": services.warehouse,
+        f"{lake}.cache-enabled": "false",
+    }
+    found = Cluster(tmp_path_factory.mktemp("a cluster"), catalog)
+    try:
+        wait_for(found.is_up, PATIENCE)
+        yield found
+    finally:
+        everyone = found.processes() if found.script.poll() is None else []
+        found.script.terminate()
+        found.script.wait(60)
+        for one in filter(is_alive, everyone):
+            one.kill()
+
+
+@pytest.fixture(scope="module")
+def of_the_cluster(cluster):
+    """A session of its own."""
+    session = connect(cluster.remote, timeout_seconds=120)
+    yield session
+    end(session)
+
+
+@pytest.fixture
+def world(services, cluster, of_the_cluster, produce, rows):
+    """A group whose Spark is the cluster."""
+    return Forgetful(replace(services, spark_remote=cluster.remote), produce, rows, of_the_cluster)
+
+
+class Strikes:
+    """Kills every executor with SIGKILL, once, as soon as a batch has a task under way."""
+
+    def __init__(self, cluster):
+        self._cluster, self.killed = cluster, []
+
+    def __call__(self, batch):
+        """Caller: the transform, with its batch. Affects: whoever writes it."""
+        batch.sparkSession.registerProgressHandler(self._told)
+
+    def _told(self, _stages, inflight_tasks, _operation_id, done):
+        if inflight_tasks and not done and not self.killed:
+            self.killed = self._cluster.executors()
+            for executor in self.killed:
+                executor.kill()
+
+
+def test_both_lanes_lose_their_executors_in_the_middle_of_a_write(cluster, world):
+    """A crash, its backfill, and the live lane that goes on: what is written again is there once."""
+    world.value = SLOW
+    world.owe_70_to_120()
+    of_the_backfill, of_the_live_lane = Strikes(cluster), Strikes(cluster)
+    assert world.catch_up((70, 120), between=of_the_backfill) is None
+    assert (world.owed(), world.offsets(), world.green()) == ([], kept(0, 120), [(70, 120)])
+    world.grow_to(200)
+    assert world.live(of_the_live_lane) is None
+    assert (world.committed(), world.owed(), world.offsets()) == (200, [], kept(0, 200))
+    assert of_the_backfill.killed
+    assert of_the_live_lane.killed
+
+
+def test_a_port_that_is_taken(cluster, tmp_path):
+    """The cluster that has it is not joined by another one's workers, which would share its secret or fail for ever."""
+    second = subprocess.run(cluster.command, cwd=tmp_path, env=cluster.env, capture_output=True, text=True, check=False)
+    assert second.returncode != 0
+    assert "Address already in use" in second.stderr
+    assert cluster.is_up()
+
+
+@pytest.mark.parametrize("missing", ["--conf", "--jars", "SPARK_CONNECT_AUTHENTICATE_TOKEN"])
+def test_what_has_to_be_said(cluster, missing):
+    """Nothing is started without it, and it is named."""
+    at = cluster.command.index(missing) if missing in cluster.command else len(cluster.command)
+    env = {key: value for key, value in cluster.env.items() if key != missing}
+    told = [*cluster.command[:at], *cluster.command[at + 2 :]]
+    done = subprocess.run(told, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert missing in done.stderr
+
+
+def test_all_of_it_ends_in_good_order(cluster):
+    """The script, the master, the workers, their executors and the Connect server; the last test of this file."""
+    everyone = cluster.processes()
+    assert len(everyone) >= 4
+    cluster.script.terminate()
+    assert cluster.script.wait(60) == 0, cluster.said()
+    wait_for(lambda: not any(map(is_alive, everyone)))
