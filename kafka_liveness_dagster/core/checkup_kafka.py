@@ -136,7 +136,7 @@ def _group_sessions(session: str, heartbeat: str) -> Answer:
             "set consumer.heartbeat.interval.ms of the group to a third of consumer.session.timeout.ms at most: one "
             "lost heartbeat must not cost the membership, and a run is refused with this",
         )
-    return OK(f"{found}; a batch may take no less than the session")
+    return OK(found)
 
 
 def _retention(kept_ms: str, offsets_minutes: str) -> Answer:
