@@ -78,10 +78,9 @@ def _group(
 ) -> Iterator[Finding]:
     found = look(Cluster(settings), group_id)
     expiry = retention([one.seen for one in found.partitions], FIRST_OFFSETS)
-    sessions, sessions_rule = setup.group(group_id), checkup_kafka.GROUP[:1]
-    yield from judged("group", sessions_rule, sessions)
-    yield from judged("group", checkup_kafka.GROUP[1:], {"expiry": expiry})
-    kept = cluster if isinstance(cluster, Untold) else cluster.get(_KEPT)
+    yield from judged("group", checkup_kafka.GROUP, setup.group(group_id))
+    yield from judged("group", checkup_kafka.BACKLOG, {"expiry": expiry})
+    kept = cluster if isinstance(cluster, Untold) else cluster.get(_KEPT, Untold(f"{_KEPT} is not told to this client"))
     for topic in sorted({one.seen.topic_partition.topic for one in found.partitions}):
         partitions = [one for one in found.partitions if one.seen.topic_partition.topic == topic]
         config = setup.topic(topic)

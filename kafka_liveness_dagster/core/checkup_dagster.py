@@ -56,7 +56,7 @@ def with_defaults(yaml: Mapping[str, Any]) -> dict[str, Any]:
     >>> told["concurrency.runs.max_concurrent_runs"], told["run_monitoring.enabled"], told["storage"]
     (3, False, 'sqlite')
     """
-    queue = {**yaml.get("run_queue", {}), **yaml.get("run_coordinator", {}).get("config", {})}
+    queue = {**_at(yaml, "run_queue", {}), **_at(yaml, "run_coordinator.config", {})}
     told = {name: _at(yaml, name, default) for name, default in _DEFAULTS.items()}
     for name in ("max_concurrent_runs", "tag_concurrency_limits"):  # their places before `concurrency`
         told[f"concurrency.runs.{name}"] = queue.get(name, told[f"concurrency.runs.{name}"])

@@ -213,10 +213,8 @@ CLUSTER = (
     Rule("auto creation", ("auto.create.topics.enable",), _auto_creation),
 )
 OFFSETS_TOPIC = (Rule("offsets topic", ("copies", "min.insync.replicas", "brokers", "embedded"), _offsets_topic),)
-GROUP = (
-    Rule("sessions", ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"), _group_sessions),
-    Rule("expiry", ("expiry",), _expiry),
-)
+GROUP = (Rule("sessions", ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"), _group_sessions),)
+BACKLOG = (Rule("expiry", ("expiry",), _expiry),)
 TOPIC = (
     Rule("retention", ("retention.ms", "offsets.retention.minutes"), _retention),
     Rule("size", ("retention.bytes",), _size),

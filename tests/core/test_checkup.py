@@ -26,14 +26,8 @@ CLUSTER = checkup_kafka.CLUSTER, {
     "auto.create.topics.enable": "false",
 }  # fmt: skip
 COMMITS = checkup_kafka.OFFSETS_TOPIC, {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False}
-GROUP = (
-    checkup_kafka.GROUP,
-    {
-        "consumer.session.timeout.ms": "45000",
-        "consumer.heartbeat.interval.ms": "5000",
-        "expiry": Verdict(Gravity.FINE, "nothing that waits is about to expire"),
-    },
-)
+GROUP = checkup_kafka.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
+BACKLOG = checkup_kafka.BACKLOG, {"expiry": Verdict(Gravity.FINE, "nothing that waits is about to expire")}
 TOPIC = (
     checkup_kafka.TOPIC,
     {
@@ -95,7 +89,7 @@ def answers(of, **changed):
     return {one.check: one.answer for one in judged("it", rules, {**facts, **changed})}
 
 
-@pytest.mark.parametrize("of", [CLUSTER, COMMITS, GROUP, TOPIC, SERVER, CATALOG, INSTANCE, LOCATION])
+@pytest.mark.parametrize("of", [CLUSTER, COMMITS, GROUP, BACKLOG, TOPIC, SERVER, CATALOG, INSTANCE, LOCATION])
 def test_what_is_well_is_told_without_advice(of):
     """With what it was judged by."""
     found = answers(of)
@@ -119,8 +113,8 @@ def test_what_is_well_is_told_without_advice(of):
         (COMMITS, {"min.insync.replicas": "4"}, "offsets topic", Outcome.FAIL, "every commit is refused"),
         (COMMITS, {"copies": Untold("needs DESCRIBE")}, "offsets topic", UNKNOWN, "needs DESCRIBE"),
         (GROUP, {"consumer.heartbeat.interval.ms": "15001"}, "sessions", Outcome.FAIL, "a third"),
-        (GROUP, {"expiry": Verdict(Gravity.WARNING, "about to expire: 70-120")}, "expiry", WARN, "70-120"),
-        (GROUP, {"expiry": Verdict(Gravity.ERROR, "expired: 70-120")}, "expiry", Outcome.FAIL, "status"),
+        (BACKLOG, {"expiry": Verdict(Gravity.WARNING, "about to expire: 70-120")}, "expiry", WARN, "70-120"),
+        (BACKLOG, {"expiry": Verdict(Gravity.ERROR, "expired: 70-120")}, "expiry", Outcome.FAIL, "status"),
         (TOPIC, {"retention.ms": str(DAY_MS)}, "retention", WARN, "to 259,200,000 (3 days)"),
         (TOPIC, {"offsets.retention.minutes": "1440"}, "retention", WARN, "to 10,080 or more"),
         (TOPIC, {"retention.bytes": "1000000"}, "size", WARN, "1,000,000 a partition"),
@@ -233,5 +227,6 @@ def test_dagsters_defaults_stand_for_what_is_not_set():
     rules, _ = INSTANCE
     told = {one.check: one.outcome for one in judged("dagster", rules, {**with_defaults({}), "groups": ("a", "b")})}
     assert [name for name, outcome in told.items() if outcome is Outcome.OK] == ["limits", "retries"]
+    assert with_defaults({"run_queue": None, "concurrency": 3, "storage": None}) == with_defaults({})
     old = with_defaults({"run_coordinator": {"class": "QueuedRunCoordinator", "config": {"max_concurrent_runs": 3}}})
     assert old[f"{RUNS}max_concurrent_runs"] == 3
