@@ -34,7 +34,7 @@ at_bootstrap_servers = click.option(
     type=SERVERS,
     default="embedded",
     show_default=True,
-    help="The Kafka the group is at.",
+    help="The Kafka to ask.",
 )
 with_command_config = click.option(
     "--command-config",
