@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[1]
 NO_CLASS = {"GroupEvent"}  # a union has no docstring
 OF_COMMANDS = (
     "kafka_liveness_dagster.cli.",
-    "kafka_liveness_dagster.embedded.doctor",
     "kafka_liveness_dagster.kafka.topics",
 )
 INSIDE = {"HandoverDueError"}  # raised to who waits within a poll, and caught there

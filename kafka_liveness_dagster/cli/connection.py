@@ -34,7 +34,7 @@ at_bootstrap_servers = click.option(
     type=SERVERS,
     default="embedded",
     show_default=True,
-    help="The Kafka the group is at.",
+    help="The Kafka to ask.",
 )
 with_command_config = click.option(
     "--command-config",
@@ -85,7 +85,7 @@ def session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
             from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
 
             if not opened:
-                opened.append(connect(_spark(remote)))
+                opened.append(connect(spark_at(remote)))
                 ends.callback(end, opened[0])
                 ends.enter_context(line_of(opened[0]).unless_silent(_QUIET_SECONDS, "a command asked it for a table"))
             return opened[0]
@@ -93,7 +93,7 @@ def session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
         yield session
 
 
-def _spark(remote: str) -> str:
+def spark_at(remote: str) -> str:
     """The Spark named; the embedded one is looked at where it runs."""
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415

@@ -12,12 +12,13 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli import audit_command, group_commands, health_command, topic_commands
-from kafka_liveness_dagster.cli.arguments import REMOTE, SERVERS, Seconds
+from kafka_liveness_dagster.cli import audit_command, doctor_command, group_commands, health_command, topic_commands
+from kafka_liveness_dagster.cli.arguments import Seconds
+from kafka_liveness_dagster.cli.connection import at_bootstrap_servers, reached, with_command_config
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 _SECONDS = Seconds(min=0, min_open=True)
@@ -108,29 +109,6 @@ def jars() -> None:
 
 
 @main.command()
-@click.option("--bootstrap-servers", type=SERVERS, default="embedded", show_default=True, help="The Kafka to look at.")
-@click.option("--spark-remote", type=REMOTE, default="embedded", show_default=True, help="The Spark to look at.")
-@click.pass_context
-def doctor(context: click.Context, bootstrap_servers: str, spark_remote: str) -> None:
-    """Check Java, jars, Kafka and its limits, Spark and the catalog; say what to do about what is wrong.
-
-    One line each; exit code 1 when a check fails. Starts and changes nothing.
-
-    \b
-    Example:
-      kafka-liveness doctor
-      kafka-liveness doctor --bootstrap-servers broker-1.example.com:9092
-    """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.embedded.doctor import examine  # noqa: PLC0415  `--help` must not wait for it
-
-    failed = 0
-    for finding in examine(bootstrap_servers, spark_remote):
-        failed += not finding.ok
-        click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.subject:<8} {finding.found}")
-    context.exit(1 if failed else 0)
-
-
-@main.command()
 @click.option("--json", "json_file", type=_FILE, help="Write the verdict there.")
 @click.option("--keep", is_flag=True, help="Stay with Dagster's UI and the services running until Ctrl-C.")
 @click.pass_context
@@ -164,7 +142,8 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
 @click.option("--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take.")
 @click.option("--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take.")
 @click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
-@click.option("--bootstrap-servers", type=SERVERS, default="embedded", show_default=True, help="A Kafka of yours.")
+@at_bootstrap_servers
+@with_command_config
 @click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write verdict and events there.")
 @click.option("--picture", type=_FILE, callback=_writable, help="Draw them there, as SVG.")
 @click.pass_context
@@ -176,6 +155,7 @@ def timeline(
     stall: float,
     protocol: Literal["classic", "consumer"],
     bootstrap_servers: str,
+    command_config: TextIO | None,
     json_file: Path | None,
     picture: Path | None,
 ) -> None:
@@ -186,8 +166,8 @@ def timeline(
     what they saw. Exit code 1 unless it was so. The defaults are a session timeout of 10 s, a poll interval of
     1 min and a stall of 3 min, divided by 5.
 
-    Topic and group are made for it and deleted afterwards. An ordinary broker allows session timeouts from 6 s
-    (from 45 s with --protocol consumer).
+    Topic and group, both timeline-…, are made for it and deleted afterwards; a login needs all rights on these names.
+    An ordinary broker allows session timeouts from 6 s (from 45 s with --protocol consumer).
 
     \b
     Example:
@@ -200,10 +180,12 @@ def timeline(
 
     scene = Scene(protocol, session, poll_interval, stall)
     _clean_up_when_asked_to_end()
-    kafka = KafkaLivenessResource(bootstrap_servers=bootstrap_servers).settings()
+    is_embedded = bootstrap_servers == "embedded"  # which is started for it
+    kafka = KafkaLivenessResource().settings() if is_embedded else reached(bootstrap_servers, command_config)
     context.exit(0 if show.tell(kafka, scene, json_file=json_file, picture=picture).holds else 1)
 
 
+main.add_command(doctor_command.doctor)
 main.add_command(group_commands.status)
 main.add_command(group_commands.forgive)
 main.add_command(group_commands.move)

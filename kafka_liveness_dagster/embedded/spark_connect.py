@@ -89,6 +89,7 @@ def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: in
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.progress.reportInterval": "500ms",
+        "spark.connect.execute.manager.detachedTimeout": "60s",  # else it works for 5 min for a client that died
         # What a read fetched and left is kept for the next, by default for 5 min and however much that is: small
         # batches that were looked into before they were appended left 2.3 million records, and filled the heap
         "spark.kafka.consumer.fetchedData.cache.timeout": "10s",

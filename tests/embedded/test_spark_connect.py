@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from kafka_liveness_dagster.cli import checkup
+from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded import doctor, jars, spark_connect, state
+from kafka_liveness_dagster.embedded import jars, spark_connect, state
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 
@@ -76,22 +79,25 @@ def test_the_token_is_on_no_command_line_and_in_no_log(told, shared_home):
 
 
 def test_the_doctor_finds_nothing_wrong(told):
-    """Every check passes on the embedded default."""
-    doctor = subprocess.run([*CLI, "doctor"], stdout=subprocess.PIPE, text=True, check=False)
-    assert [line.split()[:2] for line in doctor.stdout.splitlines()] == [
-        ["ok", subject] for subject in ("java", "jars", "kafka", "spark", "catalog")
-    ]
+    """Every check passes on the embedded default, without a warning."""
+    doctor = subprocess.run(
+        [*CLI, "doctor"], stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "DAGSTER_HOME": ""}
+    )
+    *lines, counts = doctor.stdout.splitlines()
+    assert {line.split()[0] for line in lines} == {"ok"}, doctor.stdout
+    assert {line.split()[1] for line in lines} == {"machine", "kafka", "spark", "catalog"}
+    assert counts == f"{len(lines)} ok, 0 warn, 0 fail, 0 unknown"
     assert "session timeouts of 1,000 to 1,800,000 ms" in doctor.stdout
     assert doctor.returncode == 0
 
 
 def test_the_doctor_waits_for_no_silent_spark(monkeypatch):
     """A server that takes connections and says nothing: pyspark alone would go on for ten minutes."""
-    monkeypatch.setattr(doctor, "_SPARK_SECONDS", 0.5)
+    monkeypatch.setattr(checkup, "_SPARK_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        found = list(doctor.examine("127.0.0.1:1", f"sc://127.0.0.1:{silent.getsockname()[1]}/;token=hunter2"))
-    [spark] = [one for one in found if one.subject == "spark"]
-    assert not spark.ok
+        url = f"sc://127.0.0.1:{silent.getsockname()[1]}/;token=hunter2"
+        [spark] = checkup.spark(lambda: url)
+    assert spark.outcome is Outcome.FAIL
     assert "no Spark Connect server answered" in spark.found
     assert "hunter2" not in spark.found
 

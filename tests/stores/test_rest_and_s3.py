@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli import checkup
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.embedded import doctor
 from kafka_liveness_dagster.spark import iceberg
 from kafka_liveness_dagster.spark.errors import StorageError, TableUnreadableError
 from kafka_liveness_dagster.spark.iceberg import write
@@ -132,15 +133,16 @@ def test_a_live_run_a_crash_and_its_backfill(services, world):
 def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
     """By whatever name, and of whatever kind; one that does not answer is named, with what to look at."""
 
-    def catalog():
-        found = doctor.examine(services.bootstrap_servers, services.spark_remote)
-        [one] = [finding for finding in found if finding.subject == "catalog"]
-        return one
+    def answers():
+        found = checkup.spark(lambda: services.spark_remote)
+        return {one.area: one for one in found if one.area.startswith("catalog ") and one.check == "answers"}
 
-    assert catalog() == doctor.Finding("catalog", ok=True, found="depot, lake, lossy, shaky answered Spark")
+    names = {f"catalog {name}" for name in ("depot", "lake", "lossy", "shaky")}
+    assert {area: one.outcome for area, one in answers().items()} == dict.fromkeys(names, Outcome.OK)
     shaky[0].fails = lambda *_: 401
-    failed = catalog()
-    assert (failed.ok, "catalog lossy refuses this (Not authorized" in failed.found) == (False, True), failed.found
+    failed = {area: one.found for area, one in answers().items() if one.outcome is Outcome.FAIL}
+    assert "catalog lossy refuses this (Not authorized" in failed["catalog lossy"]
+    assert {"catalog depot", "catalog lake"}.isdisjoint(failed)
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,15 @@ class Secured:
             (ResourceType.GROUP, group): (AclOperation.READ,),
             (ResourceType.GROUP, f"{group}.catch-up"): (AclOperation.READ,),
         }
-        rules = [
-            AclBinding(kind, name, ResourcePatternType.LITERAL, "User:*", "*", operation, AclPermissionType.ALLOW)
-            for (kind, name), operations in may.items()
-            for operation in operations
-        ]
-        self._done({**self.admin.create_topics([NewTopic(topic, 1, 1)]), **self.admin.create_acls(rules)})
+        self._done(self.admin.create_topics([NewTopic(topic, 1, 1)]))
+        rules = [(*of, operation) for of, operations in may.items() for operation in operations]
+        self.allow(*((kind, name, ResourcePatternType.LITERAL, operation) for kind, name, operation in rules))
         return topic
+
+    def allow(self, *rules):
+        """Let everybody who has logged in do this."""
+        told = [AclBinding(*of, "User:*", "*", operation, AclPermissionType.ALLOW) for *of, operation in rules]
+        self._done(self.admin.create_acls(told))
 
     def produce(self, topic, first, end):
         producer = Producer(self.resource().settings().client("producer"))
@@ -251,6 +253,44 @@ def test_each_way_to_log_in_reads_the_same_partition_and_plans_are_shown_without
     spark.stop()
     assert "kafka" in out.getvalue(), "the plans are there"
     assert not [secret for secret in secured.secrets if secret in out.getvalue()]
+
+
+def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
+    """The doctor takes what it may not ask for no answer, and timeline makes and removes what is its own."""
+    group, names = f"etl-{uuid4().hex[:8]}", "timeline-"
+    topic = secured.make_topic(group)
+    lines = secured.resource().security().client().items()
+    config = secured.file("etl.properties", "".join(f"{name}={value}\n" for name, value in lines).encode())
+    where = ["--bootstrap-servers", secured.sasl, "--command-config", config]
+    with secured.resource().consumer(topics=[topic], group_id=group) as consumer:
+        assert consumer.poll(1) is None
+
+    def asked():
+        words = ["doctor", *where, "--spark", services.spark_remote, "--group", group, "--json"]
+        told = CliRunner().invoke(cli.main, words, catch_exceptions=False).output
+        assert not [secret for secret in secured.secrets if secret in told]
+        return {(one["area"], one["check"]): one for one in json.loads(told)["findings"]}
+
+    before = asked()
+    assert before["kafka", "brokers"]["found"].endswith("SASL_SSL as 'etl'")
+    lacks = {at: one["advice"] for at, one in before.items() if one["outcome"] == "unknown"}
+    assert set(lacks) >= {("kafka", "settings"), ("kafka", "offsets topic"), (f"topic {topic}", "settings")}, lacks
+    assert "needs DESCRIBE_CONFIGS on the cluster" in lacks["kafka", "settings"]
+    assert f"needs DESCRIBE_CONFIGS on topic {topic}" in lacks[f"topic {topic}", "settings"]
+    anything, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+    secured.allow(
+        (ResourceType.BROKER, "kafka-cluster", anything, AclOperation.DESCRIBE_CONFIGS),
+        *((ResourceType.TOPIC, "*", anything, may) for may in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)),
+        (ResourceType.GROUP, group, anything, AclOperation.DESCRIBE_CONFIGS),
+        *((kind, names, prefixed, AclOperation.ALL) for kind in (ResourceType.TOPIC, ResourceType.GROUP)),
+    )
+    assert [at for at, one in asked().items() if one["outcome"] == "unknown"] == []
+
+    short = ["--session=1.5", "--poll-interval=3", "--stall=6"]
+    played = CliRunner().invoke(cli.main, ["timeline", *where, *short], catch_exceptions=False)
+    assert "This is the timeline of KIP-62: yes" in played.output
+    assert not [secret for secret in secured.secrets if secret in played.output]
+    assert not [name for name in secured.admin.list_topics(timeout=10).topics if name.startswith(names)]
 
 
 def test_a_refusal_is_a_named_error_in_time(secured):

@@ -135,10 +135,12 @@ def _delete_group(admin: AdminClient, group: str, session_seconds: float) -> Non
 
 @contextmanager
 def _stalled(settings: KafkaSettings, name: str, scene: Scene) -> Iterator[subprocess.Popen[str]]:
-    """The child. It ends when its standard input does, so also when this process is killed."""
-    argument = json.dumps([settings.bootstrap_servers, name, asdict(scene)])
+    """The child. It ends when its standard input does, so also when this process is killed.
+
+    How it reaches Kafka is told there, and not on its command line: it may be a secret.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-m", "kafka_liveness_dagster.cli.timeline.stalled", argument],
+        [sys.executable, "-m", "kafka_liveness_dagster.cli.timeline.stalled", json.dumps([name, asdict(scene)])],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -146,10 +148,12 @@ def _stalled(settings: KafkaSettings, name: str, scene: Scene) -> Iterator[subpr
         errors="replace",
         start_new_session=True,  # Ctrl-C is for us: the child is to leave its group
     )
+    assert child.stdin is not None  # noqa: S101 - it is a pipe
     try:
+        child.stdin.write(json.dumps(asdict(settings)) + "\n")
+        child.stdin.flush()
         yield child
     finally:
-        assert child.stdin is not None  # noqa: S101 - it is a pipe
         child.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             child.wait(_LEAVE_SECONDS)

@@ -21,6 +21,8 @@ from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 
@@ -29,12 +31,19 @@ _BATCH_SECONDS = 60.0
 _LEAVE_SECONDS = 5.0
 
 
-def main(bootstrap_servers: str, name: str, scene: Scene) -> None:
-    """Consume topic ``name`` as a member of group ``name``: too slowly the first time, in time the second."""
+def main(cluster: Mapping[str, Any], name: str, scene: Scene) -> None:
+    """Consume topic ``name`` as a member of group ``name``: too slowly the first time, in time the second.
+
+    Args:
+        cluster: the fields of its ``KafkaSettings``.
+        name: of topic and group.
+        scene: how slowly.
+    """
     _tell_the_watchdogs_log()
     ended = threading.Event()
     threading.Thread(target=_end_with_the_starter, args=(ended,), daemon=True).start()
-    kafka = KafkaLivenessResource(bootstrap_servers=bootstrap_servers, extra={"debug": DEBUG}, **_protocol(scene))
+    told = {"bootstrap_servers": cluster["bootstrap_servers"], **cluster["security"], **_protocol(scene)}
+    kafka = KafkaLivenessResource(extra={**cluster["extra"], "debug": DEBUG}, **told)
     with kafka.consumer(topics=[name], group_id=name, max_batch_seconds=scene.poll_interval) as consumer:
         _tell(What.CONSUMER_MADE, str(consumer.timeouts))
         for work_seconds in (scene.stall, scene.poll_interval * IN_TIME):
@@ -87,15 +96,15 @@ class _Log(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _end_with_the_starter(ended: threading.Event) -> None:
-    os.read(sys.stdin.fileno(), 1)  # nothing is ever written there
+    os.read(sys.stdin.fileno(), 1)  # nothing more is written there
     ended.set()
     time.sleep(_LEAVE_SECONDS)
     os._exit(1)  # a broker that does not answer is not waited for
 
 
 if __name__ == "__main__":
-    servers, named, told = json.loads(sys.argv[1])
+    named, told = json.loads(sys.argv[1])
     try:
-        main(servers, named, Scene(**told))
+        main(json.loads(sys.stdin.readline()), named, Scene(**told))
     except KafkaLivenessError as error:
         sys.exit(str(error))

@@ -1,0 +1,149 @@
+"""Is a real deployment as docs/production.md advises? Kafka, a group, Spark and its catalogs are asked, rules judge.
+
+Starts nothing and changes nothing; each question is bounded in time, and one that fails does not end the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from kafka_liveness_dagster.cli.status import NoSuchGroupError, look
+from kafka_liveness_dagster.core import checkup_kafka, checkup_spark
+from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS
+from kafka_liveness_dagster.core.checkup import FAIL, OK, UNKNOWN, WARN, Finding, Untold, judged
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.health import retention
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.checkup import Setup
+from kafka_liveness_dagster.kafka.errors import KafkaRefusedError
+from kafka_liveness_dagster.kafka.times import timestamps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from kafka_liveness_dagster.cli.status import PartitionStatus
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
+
+_SPARK_SECONDS = 10.0
+_SERVER_SECONDS = 30.0  # a cold server's first queries
+_CATALOG_SECONDS = 45.0  # Iceberg itself asks a REST catalog for half a minute
+_KEPT = "offsets.retention.minutes"
+_OF_CLUSTER = [name for rule in checkup_kafka.CLUSTER for name in rule.needs if name != "differing"]
+
+
+def kafka(settings: Callable[[], KafkaSettings], group_id: str | None, *, is_embedded: bool) -> Iterator[Finding]:
+    """What the brokers say, and what they say of one group."""
+    yield from _unless_it_fails("kafka", "brokers", lambda: _kafka(settings(), group_id, is_embedded=is_embedded))
+
+
+def spark(url: Callable[[], str]) -> Iterator[Finding]:
+    """What the Spark Connect server says, and each of its catalogs."""
+    yield from _unless_it_fails("spark", "server", lambda: _spark(url()))
+
+
+def _unless_it_fails(area: str, check: str, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from ask()
+    except NoSuchGroupError as error:
+        yield Finding(area, check, WARN(str(error)))
+    except KafkaRefusedError as error:
+        yield Finding(area, check, UNKNOWN(f"could not be asked: {error}", "docs/security.md has the rights it takes"))
+    except KafkaLivenessError as error:
+        yield Finding(area, check, FAIL(str(error)))
+
+
+def _kafka(settings: KafkaSettings, group_id: str | None, *, is_embedded: bool) -> Iterator[Finding]:
+    setup = Setup(settings)
+    brokers, how = setup.brokers(), settings.security
+    login = "" if how.sasl_username is None else f" as {how.sasl_username!r}"
+    told_of = f"{settings.bootstrap_servers}, {len(brokers)} broker(s), {how.security_protocol}{login}"
+    yield Finding("kafka", "brokers", OK(told_of))
+    cluster = setup.cluster(brokers, _OF_CLUSTER)
+    yield from judged("kafka", checkup_kafka.CLUSTER, cluster)
+    commits = setup.offsets_topic(cluster)
+    if not isinstance(commits, Untold):
+        commits = {**commits, "brokers": len(brokers), "embedded": is_embedded}
+    yield from judged("kafka", checkup_kafka.OFFSETS_TOPIC, commits)
+    if group_id is not None:
+        yield from _unless_it_fails("group", group_id, lambda: _group(settings, setup, cluster, group_id))
+
+
+def _group(
+    settings: KafkaSettings, setup: Setup, cluster: Mapping[str, Any] | Untold, group_id: str
+) -> Iterator[Finding]:
+    found = look(Cluster(settings), group_id)
+    expiry = retention([one.seen for one in found.partitions], FIRST_OFFSETS)
+    yield from judged("group", checkup_kafka.GROUP, setup.group(group_id))
+    yield from judged("group", checkup_kafka.BACKLOG, {"expiry": expiry})
+    kept = cluster if isinstance(cluster, Untold) else cluster.get(_KEPT, Untold(f"{_KEPT} is not told to this client"))
+    for topic in sorted({one.seen.topic_partition.topic for one in found.partitions}):
+        partitions = [one for one in found.partitions if one.seen.topic_partition.topic == topic]
+        config = setup.topic(topic)
+        if not isinstance(config, Untold):
+            of_records = {
+                "age seconds": _age(settings, group_id, partitions),
+                "ahead seconds": _ahead(setup, partitions),
+            }
+            config = {**config, **of_records, _KEPT: kept}
+        yield from judged(f"topic {topic}", checkup_kafka.TOPIC, config)
+
+
+def _age(settings: KafkaSettings, group_id: str, partitions: Sequence[PartitionStatus]) -> float | Untold:
+    """Of the oldest record that neither lane has processed, as far as the broker has it; 0 where nothing waits."""
+    firsts = {
+        one.seen.topic_partition: max(one.seen.log_start, one.committed)
+        for one in partitions
+        if one.committed is not None and one.committed < one.seen.log_end > one.seen.log_start
+    }
+    if not firsts:
+        return 0.0
+    found = timestamps(Cluster(settings), group_id, firsts)
+    return max(0.0, time.time() - min(found.values()) / 1000) if found else Untold("no record was read within 2 s")
+
+
+def _ahead(setup: Setup, partitions: Sequence[PartitionStatus]) -> float | Untold | None:
+    try:
+        return setup.ahead([one.seen.topic_partition for one in partitions])
+    except KafkaRefusedError as error:
+        return Untold(str(error))
+
+
+def _spark(url: str) -> Iterator[Finding]:
+    from kafka_liveness_dagster.embedded import ports  # noqa: PLC0415
+    from kafka_liveness_dagster.spark import checkup  # noqa: PLC0415  takes half a second
+    from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
+
+    address = urlsplit(url)
+    host, port = address.hostname or "", address.port or 15002
+    if not ports.answers(port, host):  # pyspark itself goes on trying for ten minutes
+        yield Finding("spark", "server", FAIL(f"nothing answers at {host}:{port}: check the address and that it runs"))
+        return
+    session = connect(url, timeout_seconds=_SPARK_SECONDS)
+    try:
+        yield Finding("spark", "server", OK(f"{host}:{port}"))
+        with line_of(session).within(_SERVER_SECONDS, "it was asked how it is set up"):
+            server = checkup.server(session)
+            catalogs = checkup_spark.catalogs_of(checkup.settings(session))
+        yield from judged("spark", checkup_spark.SERVER, server)
+        if not catalogs:
+            advice = "set spark.sql.catalog.<name> (docs/production.md); a sink of your own needs none"
+            yield Finding("spark", "catalogs", FAIL("the server knows no catalog for tables", advice))
+        for name, settings in catalogs.items():
+            with line_of(session).within(_CATALOG_SECONDS, f"it was asked whether catalog {name} answers"):
+                yield from _unless_it_fails(f"catalog {name}", "answers", partial(_catalog, session, name, settings))
+    finally:
+        end(session)
+
+
+def _catalog(session: SparkSession, name: str, settings: Mapping[str, str | None]) -> Iterator[Finding]:
+    from kafka_liveness_dagster.spark.checkup import ask  # noqa: PLC0415  takes half a second
+
+    ask(session, name)
+    yield Finding(f"catalog {name}", "answers", OK("it answered Spark"))
+    yield from judged(f"catalog {name}", checkup_spark.CATALOG, settings)

@@ -1,0 +1,123 @@
+"""The command ``kafka-liveness doctor``, and how what it finds looks to people and to programs. Decides nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from kafka_liveness_dagster.cli.arguments import GROUP
+from kafka_liveness_dagster.cli.connection import (
+    at_bootstrap_servers,
+    at_spark,
+    reached,
+    spark_at,
+    with_command_config,
+)
+from kafka_liveness_dagster.core.checkup import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kafka_liveness_dagster.core.checkup import Finding
+    from kafka_liveness_dagster.kafka.config import KafkaSettings
+
+_EMBEDDED = "embedded"
+_COLOURS = {Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.UNKNOWN: "magenta"}
+_WIDTH = 24
+
+
+@click.command()
+@at_bootstrap_servers
+@with_command_config
+@at_spark
+@click.option("--group", type=GROUP, help="Look at this consumer group and its topics, too.")
+@click.option("-m", "--module-name", "module", help="The code location, as `dagster dev -m` takes it.")
+@click.option(
+    "-f",
+    "--python-file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The code location, as `dagster dev -f` takes it.",
+)
+@click.option("--strict", is_flag=True, help="Exit code 1 for warnings too, and for what could not be asked.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def doctor(
+    context: click.Context,
+    *,
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    spark: str,
+    group: str | None,
+    module: str | None,
+    file: Path | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Look at a deployment, and say what to change in it, and why.
+
+    Kafka's limits and what keeps commits and records, Spark's versions, settings and catalogs; for embedded services
+    Java and the jars. With --group also how near its backlog is to being deleted. Where DAGSTER_HOME is set the
+    instance; with -m or -f its groups, their sensors and the executor.
+
+    A line for each: ok, warn, FAIL, or ? where it could not be asked, with the right that it takes. Joins nothing,
+    commits nothing, writes nothing. Exit code 1 when a check fails.
+
+    \b
+    Example:
+      kafka-liveness doctor
+      kafka-liveness doctor --bootstrap-servers broker:9093 --command-config client.properties --group orders-etl
+      DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m orders.definitions --strict
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    if module and file:
+        raise click.UsageError("-m and -f both name the code location: choose one")
+    found = []
+    kafka = partial(reached, bootstrap_servers, command_config)
+    embedded = [one == _EMBEDDED for one in (bootstrap_servers, spark)]
+    services = _services(kafka, partial(spark_at, spark), group, embedded)
+    for finding in chain(services, _dagster(module, file)):
+        found.append(finding)
+        if not as_json:
+            _show(finding)
+    counts = Counter(finding.outcome for finding in found)
+    numbers = {outcome.name.lower(): counts[outcome] for outcome in Outcome}
+    if as_json:
+        click.echo(json.dumps({**numbers, "findings": [finding.as_json() for finding in found]}))
+    else:
+        click.echo(", ".join(f"{number} {name}" for name, number in numbers.items()))
+    bad = [Outcome.FAIL, *([Outcome.WARN, Outcome.UNKNOWN] if strict else [])]
+    context.exit(1 if any(counts[outcome] for outcome in bad) else 0)
+
+
+def _services(
+    kafka: Callable[[], KafkaSettings], spark: Callable[[], str], group: str | None, embedded: Sequence[bool]
+) -> Iterator[Finding]:
+    from kafka_liveness_dagster.cli import checkup  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.embedded import doctor as machine  # noqa: PLC0415
+
+    if any(embedded):
+        yield from machine.examine()
+    yield from checkup.kafka(kafka, group, is_embedded=embedded[0])
+    yield from checkup.spark(spark)
+
+
+def _dagster(module: str | None, file: Path | None) -> Iterator[Finding]:
+    if (home := os.environ.get("DAGSTER_HOME")) or module or file:
+        from kafka_liveness_dagster.cli import checkup_dagster  # noqa: PLC0415  `--help` must not wait for it
+
+        yield from checkup_dagster.examine(Path(home) if home else None, module, file)
+
+
+def _show(finding: Finding) -> None:
+    outcome, answer = finding.outcome, finding.answer
+    mark = click.style(f"{outcome.value:<4}", fg=_COLOURS.get(outcome), bold=outcome is not Outcome.OK)
+    click.echo(f"{mark}  {f'{finding.area} {finding.check}':<{_WIDTH}} {answer.found}")
+    if answer.advice:
+        click.echo(f"{'':<6}{'':<{_WIDTH}} → {answer.advice}")

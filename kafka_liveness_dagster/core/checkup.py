@@ -1,0 +1,131 @@
+"""Is a deployment as docs/production.md advises? Rules are told what was found, and say what to change, and why.
+
+Never asks anybody. What could not be asked is said so, and never taken for well.
+
+>>> rule = Rule("records", ("retention.ms",), lambda kept: OK("well") if int(kept) > 70 else FAIL(kept, "raise it"))
+>>> [one.found for one in judged("topic orders", [rule], {"retention.ms": "120"})]
+['well']
+>>> [one.outcome.value for one in judged("topic orders", [rule], {})]
+['?']
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+
+class Outcome(Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    """It works, until something happens that it could be made to survive; or it is slower than it need be."""
+    FAIL = "FAIL"
+    """Something is refused, lost or stands still."""
+    UNKNOWN = "?"
+    """It could not be asked."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one check found, in numbers, and what to change and why; no advice where all is well."""
+
+    outcome: Outcome
+    found: str
+    advice: str = ""
+
+
+OK = partial(Answer, Outcome.OK)
+WARN = partial(Answer, Outcome.WARN)
+FAIL = partial(Answer, Outcome.FAIL)
+UNKNOWN = partial(Answer, Outcome.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An answer, and to which question."""
+
+    area: str
+    check: str
+    answer: Answer
+
+    @property
+    def outcome(self) -> Outcome:
+        """The answer's."""
+        return self.answer.outcome
+
+    @property
+    def found(self) -> str:
+        """The answer's."""
+        return self.answer.found
+
+    def as_json(self) -> dict[str, str]:
+        """One flat object."""
+        answer = self.answer
+        return {
+            "area": self.area,
+            "check": self.check,
+            "outcome": answer.outcome.name.lower(),
+            "found": answer.found,
+            "advice": answer.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Untold:
+    """Instead of facts: why there are none, and what helps."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One check.
+
+    Attributes:
+        check: its name.
+        needs: the names of the facts it is told, in the order in which ``judge`` takes them.
+        judge: decides.
+    """
+
+    check: str
+    needs: tuple[str, ...]
+    judge: Callable[..., Answer]
+
+
+def judged(area: str, rules: Iterable[Rule], told: Mapping[str, Any] | Untold) -> Iterator[Finding]:
+    """Each rule's answer; one that says which are left out, where nothing could be asked.
+
+    Args:
+        area: whose rules they are.
+        rules: what to judge by.
+        told: facts by name; a fact that is ``Untold`` or missing leaves the rules that need it without an answer.
+    """
+    rules = list(rules)
+    if isinstance(told, Untold):
+        named = ", ".join(rule.check for rule in rules)
+        yield Finding(area, "settings", UNKNOWN(f"could not be asked, so nothing is known of: {named}", told.why))
+        return
+    for rule in rules:
+        facts = [told.get(name, Untold(f"{name} is not told to this client")) for name in rule.needs]
+        untold = next((one for one in facts if isinstance(one, Untold)), None)
+        answer = rule.judge(*facts) if untold is None else UNKNOWN("could not be asked", untold.why)
+        yield Finding(area, rule.check, answer)
+
+
+def length(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> length(604_800), length(5_400), length(45), length(0.25)
+    ('7 days', '1.5 h', '45 s', '0.25 s')
+    """
+    for unit, of in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit or (seconds >= unit and of != "days"):
+            return f"{seconds / unit:,.3g} {of}"
+    return f"{seconds:,.3g} s"

@@ -1,0 +1,232 @@
+"""What is told of a deployment: each row changes one fact of one that is well, and one answer changes with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_liveness_dagster.core import checkup_dagster, checkup_kafka, checkup_spark
+from kafka_liveness_dagster.core.checkup import FAIL, OK, Finding, Outcome, Untold, judged
+from kafka_liveness_dagster.core.checkup_dagster import GroupSensor, with_defaults
+from kafka_liveness_dagster.core.checkup_spark import Jar, Skew, Zone, catalogs_of
+from kafka_liveness_dagster.core.health import Gravity, Verdict
+
+WARN, UNKNOWN = Outcome.WARN, Outcome.UNKNOWN
+DAY_MS = 86_400_000
+CONNECTOR, RUNTIME = "spark-sql-kafka-0-10_2.13-{}.jar", "iceberg-spark-runtime-{}_2.13-1.12.0.jar"
+UTC, BERLIN = Zone("UTC", (0, 15_638_400)), Zone("Europe/Berlin", (-3_600, 15_631_200))
+ICEBERGS = "org.apache.iceberg.spark.SparkCatalog"
+
+CLUSTER = checkup_kafka.CLUSTER, {
+    "differing": {},
+    "group.min.session.timeout.ms": "6000",
+    "group.max.session.timeout.ms": "1800000",
+    "offset.metadata.max.bytes": "4096",
+    "offsets.retention.minutes": "10080",
+    "unclean.leader.election.enable": "false",
+    "auto.create.topics.enable": "false",
+}  # fmt: skip
+COMMITS = checkup_kafka.OFFSETS_TOPIC, {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False}
+GROUP = checkup_kafka.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
+BACKLOG = checkup_kafka.BACKLOG, {"expiry": Verdict(Gravity.FINE, "nothing that waits is about to expire")}
+TOPIC = (
+    checkup_kafka.TOPIC,
+    {
+        "retention.ms": str(7 * DAY_MS),
+        "offsets.retention.minutes": "10080",
+        "retention.bytes": "-1",
+        "unclean.leader.election.enable": "false",
+        "message.timestamp.type": "CreateTime",
+        "age seconds": 60.0,
+        "ahead seconds": -1.0,
+    },
+)
+SERVER = (
+    checkup_spark.SERVER,
+    {
+        "version": "4.1.3",
+        "client": "4.1.4",
+        "connector": Jar(CONNECTOR.format("4.1.3")),
+        "iceberg": "1.12.0",
+        "iceberg jar": Jar(RUNTIME.format("4.1")),
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.connect.execute.manager.detachedTimeout": "60s",
+        "spark.connect.progress.reportInterval": "500ms",
+        "spark.kafka.consumer.fetchedData.cache.timeout": "10s",
+        "zone": UTC,
+        "host zone": Zone("Etc/UTC", UTC.midnights),
+        "skew": Skew(-0.1, 0.1),
+    },
+)
+CATALOG = checkup_spark.CATALOG, {
+    "class": ICEBERGS, "cache-enabled": "false", "type": "rest", "warehouse": "s3://lake",
+}  # fmt: skip
+WELL = {
+    "run_monitoring": {"enabled": True, "poll_interval_seconds": 30, "free_slots_after_run_end_seconds": 60},
+    "run_coordinator": {
+        "module": "dagster",
+        "class": "QueuedRunCoordinator",
+        "config": {"dequeue_interval_seconds": 1},
+    },
+    "concurrency": {
+        "runs": {
+            "max_concurrent_runs": 50,
+            "tag_concurrency_limits": [{"key": "kafka_liveness/lane", "value": "catch-up", "limit": 10}],
+        },
+        "pools": {"granularity": "run"},
+    },
+    "storage": {"postgres": {}},
+    "sensors": {"use_threads": True},
+    "retention": {"sensor": {"purge_after_days": {"skipped": 1, "success": 30}}},
+}
+INSTANCE = checkup_dagster.INSTANCE, {**with_defaults(WELL), "groups": ("orders-etl", "clicks-etl")}
+ON, OFF = GroupSensor("orders-etl", "orders_group", True), GroupSensor("clicks-etl", "clicks_group", False)
+LOCATION = checkup_dagster.LOCATION, {"executor": "in_process", "sensors": (ON,)}
+RUNS, MONITORING = "concurrency.runs.", "run_monitoring."
+
+
+def answers(of, **changed):
+    rules, facts = of
+    return {one.check: one.answer for one in judged("it", rules, {**facts, **changed})}
+
+
+@pytest.mark.parametrize("of", [CLUSTER, COMMITS, GROUP, BACKLOG, TOPIC, SERVER, CATALOG, INSTANCE, LOCATION])
+def test_what_is_well_is_told_without_advice(of):
+    """With what it was judged by."""
+    found = answers(of)
+    assert {answer.outcome for answer in found.values()} == {Outcome.OK}
+    assert all(answer.found and not answer.advice for answer in found.values())
+
+
+@pytest.mark.parametrize(
+    ("of", "changed", "check", "outcome", "words"),
+    [
+        (CLUSTER, {"differing": {"offsets.retention.minutes": {1: "10080", 2: "60"}}}, "agreement", WARN,
+            "is 10080 on broker 1, 60 on broker 2"),
+        (CLUSTER, {"group.min.session.timeout.ms": "30000"}, "sessions", WARN, "holds its partitions for 30 s"),
+        (CLUSTER, {"group.max.session.timeout.ms": "30000"}, "sessions", WARN, "to 45,000 or more"),
+        (CLUSTER, {"offset.metadata.max.bytes": "1024"}, "commit metadata", Outcome.FAIL, "set it to 4,096"),
+        (CLUSTER, {"offsets.retention.minutes": "1440"}, "offsets retention", WARN, "1,440 (24 h)"),
+        (CLUSTER, {"unclean.leader.election.enable": "true"}, "elections", WARN, "TopicRecreatedError"),
+        (CLUSTER, {"auto.create.topics.enable": "true"}, "auto creation", WARN, "set it to false"),
+        (COMMITS, {"copies": "1", "brokers": 1, "min.insync.replicas": "1"}, "offsets topic", WARN, "3 copies"),
+        (COMMITS, {"min.insync.replicas": "1"}, "offsets topic", WARN, "min.insync.replicas=2"),
+        (COMMITS, {"min.insync.replicas": "4"}, "offsets topic", Outcome.FAIL, "every commit is refused"),
+        (COMMITS, {"copies": Untold("needs DESCRIBE")}, "offsets topic", UNKNOWN, "needs DESCRIBE"),
+        (GROUP, {"consumer.heartbeat.interval.ms": "15001"}, "sessions", Outcome.FAIL, "a third"),
+        (BACKLOG, {"expiry": Verdict(Gravity.WARNING, "about to expire: 70-120")}, "expiry", WARN, "70-120"),
+        (BACKLOG, {"expiry": Verdict(Gravity.ERROR, "expired: 70-120")}, "expiry", Outcome.FAIL, "status"),
+        (TOPIC, {"retention.ms": str(DAY_MS)}, "retention", WARN, "to 259,200,000 (3 days)"),
+        (TOPIC, {"offsets.retention.minutes": "1440"}, "retention", WARN, "to 10,080 or more"),
+        (TOPIC, {"retention.bytes": "1000000"}, "size", WARN, "1,000,000 a partition"),
+        (TOPIC, {"age seconds": 4 * 86_400.0}, "backlog", WARN, "4 days old, 57% of 7 days"),
+        (TOPIC, {"age seconds": 6.5 * 86_400.0}, "backlog", Outcome.FAIL, "deletes it at 100%"),
+        (TOPIC, {"ahead seconds": 3_600.0}, "clock", WARN, "1 h ahead of this machine's clock (CreateTime)"),
+        (SERVER, {"client": "4.2.0"}, "version", WARN, "install pyspark 4.1"),
+        (SERVER, {"connector": None}, "kafka connector", Outcome.FAIL, "spark-sql-kafka-0-10_2.13 4.1"),
+        (SERVER, {"connector": Jar(CONNECTOR.format("4.0.1"))}, "kafka connector", Outcome.FAIL, "on Spark 4.1.3"),
+        (SERVER, {"iceberg": None}, "iceberg", Outcome.FAIL, "iceberg-spark-runtime-4.1_2.13 1.12.0"),
+        (SERVER, {"iceberg jar": Jar(RUNTIME.format("4.0"))}, "iceberg", Outcome.FAIL, "for Spark 4.0 on Spark 4.1.3"),
+        (SERVER, {"iceberg": "1.9.2"}, "iceberg", WARN, "1.9.2"),
+        (SERVER, {"spark.sql.extensions": None}, "extensions", WARN, "is not set"),
+        (SERVER, {"spark.connect.execute.manager.detachedTimeout": None}, "detached work", WARN, "after 5 min"),
+        (SERVER, {"spark.connect.progress.reportInterval": None}, "progress", WARN, "every 2 s"),
+        (SERVER, {"spark.kafka.consumer.fetchedData.cache.timeout": None}, "fetched records", WARN, "5 min"),
+        (SERVER, {"zone": BERLIN}, "time zone", WARN, "is Europe/Berlin, this machine's Etc/UTC"),
+        (SERVER, {"skew": Skew(59.9, 60.1)}, "clock", WARN, "off by +59.90 to +60.10 s"),
+        (SERVER, {"skew": Skew(-60.1, -59.9)}, "clock", WARN, "off by -60.10 to -59.90 s"),
+        (CATALOG, {"cache-enabled": None}, "cache", WARN, "up to 30 s late"),
+        (CATALOG, {"type": "hadoop"}, "commits", Outcome.FAIL, "no atomic rename"),
+        (INSTANCE, {f"{MONITORING}enabled": False}, "monitoring", WARN, "run_monitoring.enabled: true"),
+        (INSTANCE, {f"{MONITORING}max_runtime_seconds": 60}, "monitoring", WARN, "it ends live runs that are well"),
+        (INSTANCE, {f"{MONITORING}free_slots_after_run_end_seconds": 0}, "monitoring", WARN, "for ever"),
+        (INSTANCE, {"run_coordinator.class": "DefaultRunCoordinator"}, "queue", WARN, "QueuedRunCoordinator"),
+        (INSTANCE, {"run_coordinator.config.dequeue_interval_seconds": 5}, "queue", WARN, "every 5 s"),
+        (INSTANCE, {f"{RUNS}max_concurrent_runs": 2}, "limits", Outcome.FAIL, "the last group never starts"),
+        (INSTANCE, {f"{RUNS}tag_concurrency_limits": [{"key": "kafka_liveness/lane", "limit": 5}]}, "limits",
+            Outcome.FAIL, "holds back kafka_liveness/lane: any"),
+        (INSTANCE, {"groups": Untold("name the code location")}, "limits", UNKNOWN, "name the code location"),
+        (INSTANCE, {"concurrency.pools.granularity": "op"}, "pools", WARN, "set it to run"),
+        (INSTANCE, {"run_retries.enabled": True, "run_retries.max_retries": 3}, "retries", WARN, "max_retries 3"),
+        (INSTANCE, {"storage": "sqlite"}, "storage", WARN, "one writer"),
+        (INSTANCE, {"storage": "sqlite", "run_launcher.class": "K8sRunLauncher"}, "storage", Outcome.FAIL,
+            "other machines cannot reach it"),
+        (INSTANCE, {"sensors.use_threads": False}, "threads", WARN, "one after the other"),
+        (INSTANCE, {"retention.sensor.purge_after_days": {"skipped": 1}}, "ticks", WARN, "for ever: success"),
+        (INSTANCE, {"retention.sensor.purge_after_days": -1}, "ticks", WARN, "for ever: success, skipped"),
+        (LOCATION, {"executor": "multiprocess"}, "executor", WARN, "in_process_executor"),
+        (LOCATION, {"sensors": (ON, OFF)}, "sensors", Outcome.FAIL, "off: clicks_group (clicks-etl)"),
+        (LOCATION, {"sensors": ()}, "sensors", WARN, "no group sensor"),
+    ],
+)  # fmt: skip
+def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
+    """It is told, with numbers and what to change, and nothing else is."""
+    before, found = answers(of), answers(of, **changed)
+    answer = found[check]
+    assert answer.outcome is outcome
+    assert words in f"{answer.found}; {answer.advice}"
+    assert answer.advice
+    others = {name for name, one in found.items() if one.outcome is not before[name].outcome} - {check}
+    assert others <= ({"threads"} if "groups" in changed else set())
+
+
+@pytest.mark.parametrize(
+    ("of", "changed", "check", "words"),
+    [
+        (COMMITS, {"copies": 1, "brokers": 1, "min.insync.replicas": "1", "embedded": True}, "offsets topic",
+            "one machine"),
+        (TOPIC, {"retention.ms": "-1"}, "retention", "for ever"),
+        (TOPIC, {"retention.ms": "-1"}, "backlog", "deletes none"),
+        (TOPIC, {"age seconds": 0.0}, "backlog", "nothing waits"),
+        (TOPIC, {"ahead seconds": None}, "clock", "no record"),
+        (TOPIC, {"message.timestamp.type": "LogAppendTime"}, "clock", "the broker's clock is behind cannot be told"),
+        (SERVER, {"connector": Jar("")}, "kafka connector", "its version is not known"),
+        (SERVER, {"iceberg jar": None}, "iceberg", "Iceberg 1.12.0"),
+        (SERVER, {"skew": Skew(-50.0, 50.0)}, "clock", "as far as a question can tell"),
+        (CATALOG, {"class": "a.DeltaCatalog", "cache-enabled": None}, "cache", "sinks of your own"),
+        (CATALOG, {"type": "hadoop", "warehouse": "/srv/lake"}, "commits", "type hadoop"),
+        (CATALOG, {"type": None, "warehouse": None}, "commits", "its own"),
+        (INSTANCE, {"groups": ("orders-etl",), "sensors.use_threads": False}, "threads", "one group"),
+        (INSTANCE, {f"{RUNS}max_concurrent_runs": -1}, "limits", "-1"),
+    ],
+)  # fmt: skip
+def test_another_way_to_be_well(of, changed, check, words):
+    """It is told as what it is."""
+    answer = answers(of, **changed)[check]
+    assert (answer.outcome, words in answer.found) == (Outcome.OK, True), answer
+
+
+def test_what_could_not_be_asked_is_never_well():
+    """All rules at once where the question was refused; one by one where a fact is missing."""
+    rules, facts = CLUSTER
+    [finding] = judged("kafka", rules, Untold("this login needs DESCRIBE_CONFIGS on the cluster"))
+    assert (finding.outcome, finding.answer.advice) == (UNKNOWN, "this login needs DESCRIBE_CONFIGS on the cluster")
+    assert all(rule.check in finding.found for rule in rules)
+    fewer = {name: value for name, value in facts.items() if name != "offset.metadata.max.bytes"}
+    told = {one.check: one.answer for one in judged("kafka", rules, fewer)}
+    assert [name for name, answer in told.items() if answer.outcome is UNKNOWN] == ["commit metadata"]
+    assert told["commit metadata"].advice == "offset.metadata.max.bytes is not told to this client"
+
+
+def test_a_finding_for_programs():
+    """Flat, with a word for the outcome."""
+    told = {"area": "kafka", "check": "sessions", "outcome": "fail", "found": "70", "advice": "120"}
+    assert Finding("kafka", "sessions", FAIL("70", "120")).as_json() == told
+    assert Finding("kafka", "sessions", OK("70")).as_json()["advice"] == ""
+
+
+def test_catalogs_are_found_by_their_settings():
+    """Each by its name, with what is set of it."""
+    told = catalogs_of({
+        "spark.sql.catalog.lake": ICEBERGS, "spark.sql.catalog.lake.cache-enabled": "false", "spark.master": "local[2]",
+    })  # fmt: skip
+    assert told == {"lake": {"class": ICEBERGS, "cache-enabled": "false", "type": None, "warehouse": None}}
+
+
+def test_dagsters_defaults_stand_for_what_is_not_set():
+    """An empty file is Dagster as it comes; limits may be in their old places."""
+    rules, _ = INSTANCE
+    told = {one.check: one.outcome for one in judged("dagster", rules, {**with_defaults({}), "groups": ("a", "b")})}
+    assert [name for name, outcome in told.items() if outcome is Outcome.OK] == ["limits", "retries"]
+    assert with_defaults({"run_queue": None, "concurrency": 3, "storage": None}) == with_defaults({})
+    old = with_defaults({"run_coordinator": {"class": "QueuedRunCoordinator", "config": {"max_concurrent_runs": 3}}})
+    assert old[f"{RUNS}max_concurrent_runs"] == 3

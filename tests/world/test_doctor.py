@@ -1,0 +1,137 @@
+"""The doctor on real services: what is really set wrong is told, what was put right is not, and nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+
+from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.spark import checkup
+from tests.timeouts import set_timeouts
+
+KIND = ConfigResource.Type
+MINUTE, HOUR_MS = 60, 3_600_000
+
+
+@pytest.fixture
+def admin(services):
+    """Who sets things wrong: a client that shares no code with the command."""
+    return AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+
+
+@pytest.fixture
+def doctor(services, monkeypatch):
+    """What is told by ``kafka-liveness doctor``: the exit code, and by area and check what is not well."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
+
+    def ask(*words):
+        done = CliRunner().invoke(main, ["doctor", *where, "--json", *words], catch_exceptions=False)
+        told = json.loads(done.stdout)
+        found = {(one["area"], one["check"]): one for one in told["findings"]}
+        assert sum(told[outcome] for outcome in ("ok", "warn", "fail", "unknown")) == len(found)
+        return done.exit_code, {at: one for at, one in found.items() if one["outcome"] != "ok"}
+
+    return ask
+
+
+@pytest.fixture
+def group(services, make_topic):
+    """A group with two records in its topic, one 40 min old and one of in 30 min, none of them processed."""
+    topic, name = make_topic(), f"etl-{uuid4().hex[:8]}"
+    config = {"bootstrap.servers": services.bootstrap_servers, "log_level": 0}
+    producer = Producer(config)
+    for minutes in (-40, 30):
+        producer.produce(topic, b"{}", timestamp=round((time.time() + minutes * MINUTE) * 1000))
+    assert producer.flush(20) == 0
+    consumer = Consumer({**config, "group.id": name, "enable.auto.commit": False})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+    consumer.close()
+    return name, topic
+
+
+@contextmanager
+def set_wrong(admin, kind, name, **settings):
+    """In the block the settings, with underscores for dots, are these; behind it what they were."""
+
+    def alter(how):
+        told = [ConfigEntry(key.replace("_", "."), value, incremental_operation=how) for key, value in settings.items()]
+        resource = ConfigResource(kind, name, incremental_configs=told)
+        admin.incremental_alter_configs([resource])[resource].result(timeout=20)
+
+    alter(AlterConfigOpType.SET)
+    try:
+        yield
+    finally:
+        alter(AlterConfigOpType.DELETE)
+
+
+def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, services):
+    """Of broker, group and topic; the one broker with the one copy of the commits is told all the time."""
+    name, topic = group
+    durable = {("kafka", "offsets topic"), (f"topic {topic}", "clock")}
+    code, wrong = doctor("--group", name)
+    assert (code, set(wrong)) == (0, durable)
+    assert "copies 1, min.insync.replicas 1, brokers 1" in wrong["kafka", "offsets topic"]["found"]
+    assert "30 min ahead of this machine's clock (CreateTime)" in wrong[f"topic {topic}", "clock"]["found"]
+    assert doctor("--group", name, "--strict")[0] == 1
+
+    short = {"retention_ms": str(HOUR_MS), "retention_bytes": "1000000", "unclean_leader_election_enable": "true"}
+    set_timeouts(services.bootstrap_servers, name, 6, 5)
+    with (
+        set_wrong(admin, KIND.TOPIC, topic, **short),
+        set_wrong(admin, KIND.BROKER, "1", unclean_leader_election_enable="true"),
+        set_wrong(admin, KIND.TOPIC, "__consumer_offsets", min_insync_replicas="2"),
+    ):
+        code, wrong = doctor("--group", name)
+    assert code == 1
+    assert {at: one["outcome"] for at, one in wrong.items()} == {
+        ("kafka", "elections"): "warn", ("kafka", "offsets topic"): "fail", ("group", "sessions"): "fail",
+        (f"topic {topic}", "retention"): "warn", (f"topic {topic}", "size"): "warn",
+        (f"topic {topic}", "backlog"): "warn", (f"topic {topic}", "elections"): "warn",
+        (f"topic {topic}", "clock"): "warn",
+    }  # fmt: skip
+    assert "every commit is refused" in wrong["kafka", "offsets topic"]["advice"]
+    assert "session 6,000 ms, heartbeat 5,000 ms" in wrong["group", "sessions"]["found"]
+    assert "min old, 67% of 1 h" in wrong[f"topic {topic}", "backlog"]["found"]
+
+    set_timeouts(services.bootstrap_servers, name, 45, 5)
+    assert doctor("--group", name)[0] == 0
+    assert set(doctor("--group", name)[1]) == durable
+
+
+def test_who_is_not_there_is_told_in_time(doctor):
+    """A group that nobody knows is a warning; a broker and a Spark that do not answer fail, each with what helps."""
+    code, wrong = doctor("--group", "nobody")
+    assert code == 0
+    assert "does not exist" in wrong["group", "nobody"]["found"]
+    began_at = time.monotonic()
+    code, wrong = doctor("--bootstrap-servers", "127.0.0.1:1", "--spark", "sc://127.0.0.1:1/;token=hunter2")
+    assert time.monotonic() - began_at < 15
+    assert (code, set(wrong)) == (1, {("kafka", "brokers"), ("spark", "server")})
+    assert "no Kafka broker answered at 127.0.0.1:1" in wrong["kafka", "brokers"]["found"]
+    assert wrong["spark", "server"]["found"].startswith("nothing answers at 127.0.0.1:1")
+
+
+def test_a_machine_in_another_time_zone(doctor, monkeypatch):
+    """Spark's own clock and zone stay: this one's differ."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        _, wrong = doctor()
+    time.tzset()
+    assert "this machine's Asia/Tokyo" in wrong["spark", "time zone"]["found"]
+    assert ("spark", "clock") not in wrong
+
+
+def test_a_class_that_is_not_there_is_an_answer(spark, capfd):
+    """Nothing is printed of it; pyspark alone would print a page of JSON."""
+    assert checkup._of_java(spark, "no.such.Class", "version") is None
+    assert capfd.readouterr() == ("", "")
