@@ -28,8 +28,9 @@ _ROLE = re.compile(r":(?:class|func|meth):(?=<code)")  # Sphinx's, in docstrings
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Caller: mkdocs, once it has read docs/. Affects: the pages there are."""
+    checkout = Path(config.config_file_path).parent
     for name in BESIDE:
-        files.append(File.generated(config, name, abs_src_path=str(Path(name).resolve())))
+        files.append(File.generated(config, name, abs_src_path=str(checkout / name)))
     for name, make in reference.PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content=make()))
     return files

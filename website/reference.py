@@ -11,10 +11,12 @@ from html import escape
 from inspect import Parameter, getdoc, signature
 from typing import TYPE_CHECKING, Any, get_args
 
+import click
 import docstring_parser
 from pydantic_core import PydanticUndefined
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.declare.yaml_asset import AssetAttributes
 from kafka_liveness_dagster.declare.yaml_values import in_markdown
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.settings.declared import CheckedResource, Declared
 
 _RESOURCES = (kl.KafkaLivenessResource, kl.SparkConnectResource, kl.SchemaRegistryResource)
+_ALL = "\n    options:\n      show_if_no_docstring: true"  # a field may say by its name what it is
+_COLUMNS = 76  # that a page of the site has room for
 _GROUPS = {name: group for name in KafkaAssetSettings.model_fields if (group := KafkaAssetSettings.group(name))}
 _TOLD_ELSEWHERE = {"AssetArguments", "GroupEvent", "LeaveReason", *(group.__name__ for group in _GROUPS.values())}
 _TOLD_ELSEWHERE |= {event.__name__ for event in get_args(kl.GroupEvent)}
@@ -47,12 +51,8 @@ def settings() -> str:
 
 
 def commands() -> str:
-    """Every command with its options."""
-    return (
-        "# Commands\n\n`kafka-liveness COMMAND --help` says the same.\n\n::: mkdocs-click\n"
-        "    :module: kafka_liveness_dagster.cli.main\n    :command: main\n    :prog_name: kafka-liveness\n"
-        "    :depth: 1\n    :style: table\n    :list_subcommands: true\n"
-    )
+    """Every command, as its ``--help`` says it."""
+    return "\n\n".join(["# Commands", *_of_a_command(main, "kafka-liveness")])
 
 
 def events() -> str:
@@ -60,8 +60,8 @@ def events() -> str:
     return "\n\n".join([
         "# Events",
         "What [the sensor](../sensor.md) tells of a group, also to `on_event` of `watch`: each is a `kl.GroupEvent`.",
-        *(_member(event.__name__) for event in get_args(kl.GroupEvent)),
-        _member("LeaveReason"),
+        *(_member(event.__name__) + _ALL for event in get_args(kl.GroupEvent)),
+        _member("LeaveReason") + _ALL,
     ])  # fmt: skip
 
 
@@ -127,6 +127,14 @@ def _of_the_component() -> Iterator[tuple[str, str]]:
             yield name, field.description or ""
 
 
+def _of_a_command(command: click.Command, name: str) -> Iterator[str]:
+    told = command.get_help(click.Context(command, info_name=name, terminal_width=_COLUMNS))
+    yield f"## {name}\n\n```text\n{told}\n```"
+    if isinstance(command, click.Group):
+        for below in command.commands:
+            yield from _of_a_command(command.commands[below], f"{name} {below}")
+
+
 def _setting(name: str, wants: str, default: Any, told: str) -> str:
     needed = default is Parameter.empty or default is PydanticUndefined
     otherwise = "It has to be given." if needed else f"Default: `{_value(default)}`."
@@ -150,7 +158,7 @@ def _told(thing: Any) -> dict[str, str]:
 def _of_an_error(name: str, texts: list[str]) -> Iterator[str]:
     told = in_markdown(_doc(getattr(kl, name)).partition("\n\n")[0])
     yield f"## {name}\n\n{told}" + (f" [What to do](../errors.md#{name.lower()})." if texts else "")
-    yield from (f"### {_literally(text)}" for text in texts)
+    yield from (f"#### {_literally(text)}" for text in texts)
 
 
 def _doc(thing: Any) -> str:
