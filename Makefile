@@ -7,7 +7,7 @@ DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui fast test bench lint format check dist lock java chromium prometheus systemd-analyze clean
+.PHONY: help demo ui docs fast test bench lint format check dist lock java chromium prometheus systemd-analyze clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctr
 	@trap '$(BIN)/kafka-liveness down' EXIT; trap 'exit 130' INT TERM; \
 	$(BIN)/kafka-liveness up && $(BIN)/python -m definitions.feed --seconds 5 && \
 	DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/dagster dev -w workspace.yaml
+
+docs: .venv/installed ## the documentation as a site, in build/site; the tests build it as strictly
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict && echo "open build/site/index.html"
 
 fast: .venv/installed ## all tests that need no Java, in less than a minute
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)

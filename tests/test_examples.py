@@ -35,6 +35,7 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("readers.md", "yaml"): "stores/servers.py",
     ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",
     ("sinks.md", "properties"): "world/test_sinks.py",
+    ("tutorial.md", "sh"): "test_examples.py",
     ("ui.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "first_hour/test_first_hour.py",
 }
 OF_THE_READERS_OWN = {  # a Trino that no test has
@@ -61,7 +62,15 @@ def test_each_python_fence_is_an_example():
     """The whole text of one file, so that it can be loaded as it stands; and no file is shown nowhere."""
     shown = [text for page in PAGES.values() for text in fences(page, "python")]
     assert [text for text in shown if text not in EXAMPLES.values()] == []
-    assert [name for name, text in EXAMPLES.items() if shown.count(text) != 1] == []
+    assert [name for name, text in EXAMPLES.items() if text not in shown] == []
+
+
+def test_the_tutorial_types_what_the_readme_does():
+    """And that is typed by first_hour; around it the tutorial installs, looks twice, and cleans up."""
+    readme, tutorial = ("".join(fences(PAGES[page], "sh")).splitlines() for page in ("README.md", "tutorial.md"))
+    assert tutorial[3:] == [*readme, "kafka-liveness down"]
+    assert tutorial[2] == 'pip install "PATH_OF_THIS_CHECKOUT[ui]"'
+    assert f"`{tutorial[2]}`" in PAGES["README.md"]
 
 
 def others():
