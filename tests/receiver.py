@@ -32,7 +32,7 @@ class Received:
             for metric in (metric for scope in one.scope_metrics for metric in scope.metrics):
                 for point in getattr(metric, metric.WhichOneof("data")).data_points:
                     labels = plain(point.attributes)
-                    key = (metric.name, process["service.instance.id"], *sorted(labels.items()))
+                    key = (metric.name, process.get("service.instance.id"), *sorted(labels.items()))
                     self._points[key] = (metric.name, labels, point)
 
     def points(self, metric, **under):

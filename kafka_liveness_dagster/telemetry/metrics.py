@@ -82,7 +82,8 @@ PHASE_DURATION = Metric(
     "histogram",
     "s",
     "Seconds of a committed batch between the two: `transform` looks at the table and calls the transform, `write` is "
-    "Spark's: it reads, computes, writes and commits the table, later attempts included; `dead letters` finds those.",
+    "Spark's: it reads, computes, writes and commits the table, later attempts included; `dead letters` finds those"
+    " and writes the others.",
     (GROUP, LANE, PHASE),
     "runs",
 )
