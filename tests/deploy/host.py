@@ -110,9 +110,12 @@ class Host:
     def start_all(self):
         for name in UNITS:
             self.start(name)
-        for port in self.ports.values():
-            wait_for(lambda port=port: answers(port), PATIENCE)
-        wait_for(self.socket.exists, PATIENCE)
+        wait_for(self._is_up, PATIENCE)
+
+    def _is_up(self):
+        for service in self.services.values():
+            assert service.main.poll() is None, service.said()
+        return self.socket.exists() and all(map(answers, self.ports.values()))
 
     def ask(self, query, **variables):
         """What the UI asks its server; None while that is away."""

@@ -130,7 +130,8 @@ class Strikes:
         """Caller: the transform, with its batch. Affects: whoever writes it."""
         batch.sparkSession.registerProgressHandler(self._told)
 
-    def _told(self, _stages, inflight_tasks, _operation_id, done):
+    def _told(self, *, inflight_tasks, done, **_):
+        """Caller: pyspark, on a thread of its own."""
         if inflight_tasks and not done and not self.killed:
             self.killed = self._cluster.executors()
             for executor in self.killed:
