@@ -216,11 +216,15 @@ class Service:
 
 
 def _another_user():
-    """What makes a command another user's, if we are root; a checkout under /root is one that he must be let read."""
+    """What makes a command another user's, if we are root; where the checkout is closed to him he may read all."""
     if os.geteuid() != 0:
         return ()
     plain = ("setpriv", f"--reuid={ANOTHER_USER}", "--regid=nogroup", "--clear-groups")
     reading = (*plain, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
     probe = ("sh", "-c", '"$0" -c "import kafka_liveness_dagster"', sys.executable)
-    tried = ((way, subprocess.run([*way, *probe], check=False, capture_output=True)) for way in (plain, reading))
-    return next(way for way, done in tried if done.returncode == 0)
+    for way in (plain, reading):
+        if subprocess.run([*way, *probe], check=False, capture_output=True).returncode == 0:
+            return way
+    raise AssertionError(
+        f"user {ANOTHER_USER} cannot run {sys.executable}: let others read the checkout and its Python"
+    )

@@ -15,6 +15,7 @@ from kafka_liveness_dagster.embedded import jars
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
 from kafka_liveness_dagster.spark.session import connect, end
+from tests.deploy.lake import lake
 from tests.world.forgetful import Forgetful, kept
 from tests.world.stories import is_alive, wait_for
 
@@ -84,16 +85,7 @@ def _environment():
 @pytest.fixture(scope="module")
 def cluster(services, tmp_path_factory):
     """Two workers and a Connect server, in a folder whose path has a space, on the catalog of all other tests."""
-    lake = "spark.sql.catalog.lake"
-    catalog = {
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-        lake: "org.apache.iceberg.spark.SparkCatalog",
-        f"{lake}.type": "jdbc",
-        f"{lake}.uri": f"jdbc:{services.catalog_uri.replace('///', '')}?busy_timeout=10000",
-        f"{lake}.jdbc.schema-version": "V1",
-        f"{lake}.warehouse": services.warehouse,
-        f"{lake}.cache-enabled": "false",
-    }
+    catalog = lake(services.catalog_uri.removeprefix("sqlite:///"), services.warehouse)
     found = Cluster(tmp_path_factory.mktemp("a cluster"), catalog)
     try:
         wait_for(found.is_up, PATIENCE)
