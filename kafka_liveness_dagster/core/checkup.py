@@ -110,7 +110,8 @@ def judged(area: str, rules: Iterable[Rule], told: Mapping[str, Any] | Untold) -
     rules = list(rules)
     if isinstance(told, Untold):
         named = ", ".join(rule.check for rule in rules)
-        yield Finding(area, "settings", UNKNOWN(f"could not be asked, so nothing is known of: {named}", told.why))
+        check = "settings" if rules[1:] else named
+        yield Finding(area, check, UNKNOWN(f"could not be asked, so nothing is known of: {named}", told.why))
         return
     for rule in rules:
         facts = [told.get(name, Untold(f"{name} is not told to this client")) for name in rule.needs]

@@ -200,7 +200,10 @@ def test_what_could_not_be_asked_is_never_well():
     rules, facts = CLUSTER
     [finding] = judged("kafka", rules, Untold("this login needs DESCRIBE_CONFIGS on the cluster"))
     assert (finding.outcome, finding.answer.advice) == (UNKNOWN, "this login needs DESCRIBE_CONFIGS on the cluster")
+    assert finding.check == "settings"
     assert all(rule.check in finding.found for rule in rules)
+    [alone] = judged("kafka", rules[:1], Untold("by nobody"))
+    assert alone.check == rules[0].check
     fewer = {name: value for name, value in facts.items() if name != "offset.metadata.max.bytes"}
     told = {one.check: one.answer for one in judged("kafka", rules, fewer)}
     assert [name for name, answer in told.items() if answer.outcome is UNKNOWN] == ["commit metadata"]
