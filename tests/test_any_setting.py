@@ -109,7 +109,11 @@ def with_groups(told):
 
 def likely(name, field):
     """Values that may fit, by the words and types of a setting's kind; of a group, some of its settings."""
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
+    if (
+        isinstance(field.annotation, type)
+        and not typing.get_origin(field.annotation)
+        and issubclass(field.annotation, Group)
+    ):
         return some(field.annotation).map(lambda told: Told(field.annotation, told))
     parts = list(_parts(field.annotation))
     words = [word for part in parts if typing.get_origin(part) is typing.Literal for word in part.__args__]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.connect import (
     AnalysisException,
     SparkConnectGrpcException,
     SparkRuntimeException,
     UnknownException,
 )
+from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
-from kafka_liveness_dagster.spark.failed import Why, is_cancelled, is_the_servers, refusal
+from kafka_liveness_dagster.spark.failed import Why, is_away, is_cancelled, is_the_servers, refusal
 from kafka_liveness_dagster.spark.inside import OUTSIDE, stray
+from kafka_liveness_dagster.spark.line import Line
+from kafka_liveness_dagster.spark.session import _created
 
 PLAN = f"+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat({OUTSIDE}, …"
 ICEBERG = "org.apache.iceberg.exceptions"
@@ -29,6 +33,14 @@ def raised(text, condition="USER_RAISED_EXCEPTION"):
     """What ``raise_error`` gives."""
     parameters = {"errorMessage": text}
     return SparkRuntimeException(f"[{condition}] {text} SQLSTATE: P0001", condition, parameters)
+
+
+def lacks(column):
+    """What Spark says of rows that lack a column of the table's."""
+    return (
+        "[INCOMPATIBLE_DATA_FOR_TABLE.CANNOT_FIND_DATA] Cannot write incompatible data for the table "
+        f"`lake`.`shop`.`orders`: Cannot find data for the output column {column}. SQLSTATE: KD000"
+    )
 
 
 @pytest.mark.parametrize("condition", ["TABLE_OR_VIEW_NOT_FOUND", "UNRESOLVED_COLUMN.WITH_SUGGESTION"])
@@ -72,6 +84,9 @@ def test_a_row_outside_of_its_batch_is_named():
         pytest.param(
             unknown("(org.apache.iceberg.jdbc.UncheckedSQLException) Failed to get table"), Why.CATALOG, id="catalog"
         ),
+        pytest.param(AnalysisException(lacks("`n`")), Why.WRITER, id="Spark 4.0: a column was added meanwhile"),
+        pytest.param(AnalysisException(lacks("`a``b`")), Why.WRITER, id="Spark 4.0: one with an odd name"),
+        pytest.param(AnalysisException(lacks("`s`.`n`")), None, id="a field of a column that the rows have"),
         pytest.param(raised("Found conflicting prices"), None, id="the transform's own words"),
         pytest.param(raised(CONFLICT), None, id="the transform's own words, which look like Iceberg's"),
         pytest.param(unknown(f"({ICEBERG}.ValidationException) Invalid partition spec"), None, id="another refusal"),
@@ -94,3 +109,16 @@ def test_a_cancelled_operation_is_known_by_its_condition():
     assert not is_cancelled(mine)
     assert not is_the_servers(mine)
     assert is_the_servers(SparkConnectGrpcException("gone"))
+
+
+def test_a_server_that_is_away_is_known_by_what_pyspark_makes_of_it():
+    """A real client, and nobody there: 4.0 keeps the status in the text alone, and has a class for tries in vain."""
+    session = _created(Line("sc://127.0.0.1:1"))
+    for policies in ([], [DefaultPolicy(max_retries=1, initial_backoff=1)]):
+        session.client.set_retry_policies(policies)
+        with pytest.raises(PySparkException) as lost:
+            session.range(1).collect()
+        assert is_away(lost.value)
+        assert is_the_servers(lost.value)
+    assert not is_away(AnalysisException("status = StatusCode.UNAVAILABLE"))
+    assert not is_away(None)

@@ -221,7 +221,7 @@ def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
         {"if": {"required": ["transform"]}, "else": {"required": ["sql"]}},
         {"if": {"required": ["sql"]}, "then": {"properties": {"transform": {"type": "null"}}}},
     ]
-    extra = {**cast("dict[str, Any]", model.model_config["json_schema_extra"]), "allOf": one_transform}
+    extra = {**cast("dict[str, Any]", model.model_config.get("json_schema_extra", {})), "allOf": one_transform}
 
     class WithOneTransform(model):  # type: ignore[misc, valid-type]
         model_config = ConfigDict(json_schema_extra=extra)

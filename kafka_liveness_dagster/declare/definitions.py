@@ -208,6 +208,8 @@ class KafkaAsset:
         keys = self.settings.resources
         declared = self._asked.signature([keys.kafka, keys.spark], signature(run).return_annotation)
         run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
+        given = {name: one.annotation for name, one in declared.parameters.items()}
+        run.__annotations__ = {**given, "return": declared.return_annotation}  # which Dagster 1.13.20 still reads
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
             return cast("dg.AssetsDefinition", dg.asset(**self._shared(), **its_own)(run))

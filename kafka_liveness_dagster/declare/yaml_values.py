@@ -130,7 +130,7 @@ def _section(
         name: (
             types[name],
             Field(
-                default=field.get_default(call_default_factory=True),
+                default=field.get_default(call_default_factory=True, validated_data={}),
                 description=in_markdown(field.description or ""),
             ),
         )

@@ -35,8 +35,13 @@ MODULES: dict[str, Path] = {name: _HERE / f"ivy-{name}.xml" for name in NAMES}
 """What Ivy is to bring for each name; those who develop this package keep jars of theirs by another name."""
 _LAST_LINES = 15
 _SUMS = "SHA256SUMS"
-_CONNECTORS = {"4.1.3": "4.1.3", "4.1.4": "4.1.3"}
-"""Spark's Kafka connector for each pyspark it was run with here; 4.1.4 of it was never published."""
+_BESIDE_SPARK = {
+    "4.0.4": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
+    "4.0.5": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
+    "4.1.3": {"connector": "4.1.3", "iceberg": "1.12.0", "avro": "4.1.1"},
+    "4.1.4": {"connector": "4.1.3", "iceberg": "1.12.0", "avro": "4.1.1"},
+}
+"""What each pyspark was run with, the last that were published: there is no connector 4.0.5 or 4.1.4."""
 
 
 def jars_folder() -> Path:
@@ -62,11 +67,11 @@ def check_pyspark() -> str:
         JarsError: it is none of these.
     """
     found = version("pyspark")
-    if found not in _CONNECTORS:
-        known = " or ".join(_CONNECTORS)
+    if found not in _BESIDE_SPARK:
+        known = " or ".join(_BESIDE_SPARK)
         raise JarsError(
             f"the embedded Spark is made for pyspark {known}, and here is {found}: pip install "
-            f"'pyspark[connect]=={max(_CONNECTORS)}', or use a Spark Connect server of yours (SparkConnectResource("
+            f"'pyspark[connect]=={max(_BESIDE_SPARK)}', or use a Spark Connect server of yours (SparkConnectResource("
             "remote=…)) with the Kafka connector and the Iceberg runtime of its own version"
         )
     return found
@@ -135,8 +140,12 @@ def _sum(jar: Path) -> str:
 
 def _wanted(name: str) -> bytes:
     """What Ivy is to bring; of Spark's, what belongs to the pyspark that is here."""
-    module = MODULES[name].read_bytes()
-    return module.replace(b"@connector@", _CONNECTORS[check_pyspark()].encode()) if name == "spark" else module
+    module = MODULES[name].read_text(encoding="utf-8")
+    if name == "spark":
+        pyspark = check_pyspark()
+        for place, found in {"spark": pyspark.rpartition(".")[0], **_BESIDE_SPARK[pyspark]}.items():
+            module = module.replace(f"@{place}@", found)
+    return module.encode()
 
 
 def _folder(name: str, root: Path) -> Path:

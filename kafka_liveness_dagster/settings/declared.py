@@ -9,7 +9,7 @@ import difflib
 import functools
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_origin
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -118,7 +118,9 @@ class Declared(BaseModel):
     def group(cls, name: str) -> type[Declared] | None:
         """The class of a setting that is a group of settings."""
         field = cls.model_fields.get(name)
-        kind = None if field is None else field.annotation
+        if field is None or get_origin(field.annotation):  # list[str] is a type, and no class, to Python 3.10
+            return None
+        kind = field.annotation
         return kind if isinstance(kind, type) and issubclass(kind, Declared) else None
 
 
@@ -137,7 +139,7 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def __init__(self, **given: Any) -> None:
         fields, known = type(self).model_fields, self.checked_by.model_fields
-        default = {name: fields[name].get_default(call_default_factory=True) for name in known}
+        default = {name: fields[name].get_default(call_default_factory=True, validated_data={}) for name in known}
         its_own = fields.keys() - known  # of a class made of ours
         self.checked_by(**default | {name: value for name, value in given.items() if name not in its_own})
         super().__init__(**given)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from grpc import StatusCode
 from pyspark.errors import PySparkException, PythonException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
@@ -58,6 +59,7 @@ _TASK = re.compile(r"^Job aborted.*?Lost task .*?\): ", re.DOTALL)
 _STACK = "\n\nJVM stacktrace:"
 _CONVERTS = re.compile(r"^\tat [\w.$]*\bKafkaRecordToRowConverter\b", re.MULTILINE)
 _OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
+_ADDED = re.compile(r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)")  # not of a field in a column
 _RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
     r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )(?P<kind>[\w.$]+)(?:\)(?: |$)|: )(?P<said>.*)",
     re.MULTILINE,
@@ -80,7 +82,14 @@ def is_cancelled(error: BaseException | None) -> bool:
 
 def is_the_servers(error: PySparkException) -> bool:
     """Whether Spark did not fail at this work but is away, or was told to stop: whoever watches the job names it."""
-    return type(error) is SparkConnectGrpcException or is_cancelled(error)
+    return type(error) is SparkConnectGrpcException or is_away(error) or is_cancelled(error)
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether the server was lost: pyspark 4.0 keeps no status code, and says in the end that it has tried enough."""
+    if type(error) is SparkConnectGrpcException:
+        return f"status = {StatusCode.UNAVAILABLE}" in str(error)
+    return isinstance(error, PySparkException) and error.getCondition() == "RETRIES_EXCEEDED"
 
 
 def is_timestamp(error: PySparkException) -> bool:
@@ -102,6 +111,11 @@ def is_missing(error: PySparkException, table: str) -> bool:
     return error.getCondition() == NOT_FOUND and (error.getMessageParameters() or {}).get("relationName") == table
 
 
+def is_added_meanwhile(said: str) -> bool:
+    """Whether Spark 4.0 misses a column of the table in rows that have all it had; 4.1 writes null there."""
+    return bool(_ADDED.search(said))
+
+
 def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
     """Why Iceberg refused the commit, when beginning again can help; None when it cannot.
 
@@ -110,6 +124,8 @@ def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
     """
     if is_missing(error, quoted) or error.getCondition() in _MADE_MEANWHILE:
         return Refusal(Why.WRITER, str(error))  # dropped under the batch: the next attempt says so, or makes it
+    if is_added_meanwhile(str(error)):
+        return Refusal(Why.WRITER, str(error))
     if row := stray(error):
         raise RowsOutsideBatchError(
             f"the transform gave a row of {row}, which is not in the batch written to {table}: nothing was "

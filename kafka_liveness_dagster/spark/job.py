@@ -11,12 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from grpc import StatusCode
 from pyspark.errors import PySparkException
-from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkUnreachableError
-from kafka_liveness_dagster.spark.failed import is_cancelled
+from kafka_liveness_dagster.spark.failed import is_away, is_cancelled
 from kafka_liveness_dagster.spark.line import line_of
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        if isinstance(error, SparkConnectGrpcException) and error.getGrpcStatusCode() is StatusCode.UNAVAILABLE:
+        if is_away(error):
             raise SparkUnreachableError(
                 f"Spark at {line_of(self._session).address} was lost in the middle of a batch, and not found again in "
                 "half a minute of trying: nothing was committed, and the batch comes again; look at the server's log"

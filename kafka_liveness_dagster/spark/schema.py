@@ -14,7 +14,7 @@ from pyspark.sql.functions import partitioning
 from pyspark.sql.types import StructField, StructType
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Field, Layout, field
-from kafka_liveness_dagster.spark.failed import in_short, is_the_servers
+from kafka_liveness_dagster.spark.failed import in_short, is_added_meanwhile, is_the_servers
 from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, sql_type
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructT
     )
     sql = f"EXPLAIN INSERT INTO {table.quoted} BY NAME SELECT * FROM {{rows}}"
     plan = frame.sparkSession.sql(sql, rows=known).collect()
-    if len(plan) > 1 and plan[0][0].startswith("Error"):
+    if len(plan) > 1 and plan[0][0].startswith("Error") and not is_added_meanwhile(plan[1][0]):
         raise table.refused(plan[1][0])
     then = StructType([StructField(f.name, wider.get(f.name, f.dataType), f.nullable) for f in columns])
     as_stored(frame, then).write.format("noop").mode("overwrite").save()

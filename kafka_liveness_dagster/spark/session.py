@@ -55,7 +55,8 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) ->
     session = _created(line)
     _opened.append(session)
     # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the server died.
-    atexit.unregister(session.client._cleanup_ml_cache)  # noqa: SLF001
+    if tidy := getattr(session.client, "_cleanup_ml_cache", None):  # Spark 4.0 has none, and asks nothing then
+        atexit.unregister(tidy)
     session.client.set_retry_policies([_WHILE_STARTING])
     refused = _greet(session, timeout_seconds)
     if refused is not None:

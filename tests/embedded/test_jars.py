@@ -118,12 +118,15 @@ def test_a_damaged_jar_is_downloaded_again(repository):
 def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
     """A connector for each, in a folder of its own; for one that nobody has tried, what to install is said."""
     here = jars.resolve("spark")
-    assert f"spark-sql-kafka-0-10_2.13-{jars._CONNECTORS[metadata.version('pyspark')]}.jar" in names(here)
-    monkeypatch.setattr(jars, "_CONNECTORS", {"4.1.9": "4.1.8"})
+    beside = jars._BESIDE_SPARK[metadata.version("pyspark")]
+    assert f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar" in names(here)
+    monkeypatch.setattr(jars, "_BESIDE_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}})
     with pytest.raises(JarsError, match=r"made for pyspark 4\.1\.9, and here is .* pip install 'pyspark\[connect\]==4"):
         jars.resolve("spark")
     monkeypatch.setattr(jars, "version", lambda _: "4.1.9")
-    assert "spark-sql-kafka-0-10_2.13-4.1.8.jar" in names(jars.resolve("spark"))
+    assert set(names(jars.resolve("spark"))) >= {
+        "spark-sql-kafka-0-10_2.13-4.1.8.jar", "iceberg-spark-runtime-4.1_2.13-1.9.9.jar", "spark-avro_2.13-4.1.7.jar"
+    }  # fmt: skip
     assert jars.resolved("spark") != here
 
 
@@ -196,7 +199,10 @@ def test_processes_that_ask_at_once_download_once(repository):
     assert time.perf_counter() - began < 0.5
 
 
-def test_the_page_has_every_pair():
-    """Which pyspark and which connector go together."""
+def test_the_page_has_what_goes_with_each_pyspark():
+    """The four versions of a line, as the embedded Spark has them."""
     page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^\| (\d\S*) \| (\d\S*) ?[^|]*\| 1\.12\.0 \|$", page, re.MULTILINE)) == jars._CONNECTORS
+    lines = re.findall(r"^\| (\d\S*) \| (\d\S*) ?[^|]*\| (\d\S*) \| (\d\S*) \|$", page, re.MULTILINE)
+    assert {
+        line[0]: dict(zip(("connector", "iceberg", "avro"), line[1:], strict=True)) for line in lines
+    } == jars._BESIDE_SPARK
