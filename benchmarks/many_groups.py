@@ -19,7 +19,7 @@ import kafka_liveness_dagster as kl
 from benchmarks.lake import own_services
 from benchmarks.left_behind import commit
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
-from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs.tags import lane_tags
 from kafka_liveness_dagster.sensor.look import GroupLook
@@ -34,6 +34,7 @@ OWED, DONE = Span(2, 5), Span(2, 3)
 _RUNS = 5  # that Dagster knows of each group
 _SECONDS = 120
 _NO_SPARK = kl.SparkConnectResource(remote="sc://localhost:1")  # a look goes on without the table
+_LONG_AGO = 1_000_000
 _AT_ONCE = 5_000  # partitions: the controller refuses 10,000 in one request
 
 
@@ -124,6 +125,32 @@ def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
         return all(told.result() for told in admin.list_offsets(asked, request_timeout=_SECONDS).values())
     except KafkaException:
         return False
+
+
+def caught_up(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
+    """Leave the first commit log as a run leaves it that has read all."""
+    mark = LiveMark(Mark.RELEASED, run_mark(group.run_id)).encode()
+    topic = group.asset.topics[0]
+    every = [KafkaTopicPartition(topic, number, LOG_END, mark) for number in range(partitions)]
+    commit(bootstrap_servers, group.asset.group_id, every)
+
+
+def have_done(group: WatchedGroup, keys: int) -> None:
+    """Let Dagster know so many crash lag partitions of a group, all materialized; its SQLite is told at once."""
+    asset, topic = group.asset.crash_lag.key, group.asset.topics[0]
+    name = asset.to_python_identifier()
+    every = [str(OffsetRange(topic, 0, one, one + 1)) for one in range(_LONG_AGO, _LONG_AGO + keys)]
+    for first in range(0, keys, _AT_ONCE):
+        group.instance.add_dynamic_partitions(name, every[first : first + _AT_ONCE])
+    group.instance.report_runless_asset_event(dg.AssetMaterialization(asset, partition=every[0]))
+    (first_one,) = group.instance.fetch_materializations(asset, limit=1).records
+    columns = "run_id, event, dagster_event_type, timestamp, step_key, asset_key"
+    with group.instance.event_log_storage.index_connection() as connection:  # type: ignore[attr-defined]
+        connection.exec_driver_sql(
+            f"INSERT INTO event_logs ({columns}, partition) SELECT {columns}, known.partition "
+            "FROM event_logs, dynamic_partitions known WHERE event_logs.id = ? AND partitions_def_name = ?",
+            (first_one.storage_id, name),
+        )
 
 
 def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:

@@ -3,7 +3,8 @@
 1, 10 and 100 groups on a topic of 50 partitions, then one group on topics of up to 10,000: each with commits in both
 logs and an owed range on every partition, on the embedded broker. Their sensors are evaluated one after the other in
 one process, as a code server does with one worker. The peer is ``kafka-consumer-groups --describe`` of the same groups
-and their second logs, less Java's start. Requests are counted by librdkafka's own protocol log.
+and their second logs, less Java's start. Requests are counted by librdkafka's own protocol log. Then one group that
+has had up to 100,000 crash lag partitions: their keys are never removed.
 
     python -m benchmarks.sensor_tick --write benchmarks/RESULTS.md
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -27,10 +30,11 @@ from rich.console import Console
 
 import kafka_liveness_dagster as kl
 from benchmarks import kafka_tools
-from benchmarks.many_groups import WatchedGroup, broker, crash, make_topic, watched
+from benchmarks.many_groups import WatchedGroup, broker, caught_up, crash, have_done, make_topic, watched
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import interleaved, quartiles, spread
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.sensor.cursor import GroupCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 TICK_LIMIT_SECONDS = 60
 GROUPS = (1, 10, 100)
 GROWTH = (10, 100, 1_000, 10_000)
+KEYS = (10, 1_000, 100_000)
 _NEW_TICK = "=== the next tick"
 _SENT = re.compile(r"Sent (\w+?)Request ")
 _TICK, _LOOK, _TOOL, _JAVA = "a tick", "the look", "kafka-consumer-groups", "Java's start"
@@ -80,6 +85,7 @@ def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count:
         tables.append(_times(console, servers, large, rounds, "many partitions", peer=peer))
         with console.status("requests"):
             tables.append(_requests(servers, {size: one for size, [one] in zip(GROWTH, large.values(), strict=True)}))
+        tables.append(_keys(console, make_topic(servers, 10), kafka, instance, servers))
     for table in tables:
         show(console, table)
     if write is not None:
@@ -152,6 +158,41 @@ def _requests(servers: str, groups: dict[int, WatchedGroup]) -> Table:
         counts.add(warm.total())
     table.note(f"verdict: {'the same number' if len(counts) == 1 else 'NOT the same number'} for any of them")
     return table
+
+
+def _keys(
+    console: Console, topic: str, kafka: kl.KafkaLivenessResource, instance: dg.DagsterInstance, servers: str
+) -> Table:
+    """What a tick takes where so many crash lag partitions are done, and nothing is owed any more, or something is."""
+    table = Table(
+        "processor time of a tick, by the number of crash lag partitions that are done",
+        ("partitions done", "nothing owed", "the same, each minute", "something owed", "the same, each minute"),
+    )
+    for number, keys in enumerate(KEYS):
+        group = watched(topic, number, kafka, instance)
+        with console.status(f"{keys:,} crash lag partitions that are done"):
+            caught_up(group, servers, 10)
+            have_done(group, keys)
+            cells = _cpu_of_ticks(group)
+            crash(group, servers, 10)
+            cells += _cpu_of_ticks(group)
+        table.add(f"{keys:,}", *(f"{1000 * seconds:.0f} ms" for seconds in cells))
+    table.note("medians of nine; each minute a tick tells how the group is, and what is owed without a partition")
+    return table
+
+
+def _cpu_of_ticks(group: WatchedGroup) -> list[float]:
+    """Seconds of an ordinary tick, and of one that tells how the group is."""
+    group.tick()
+    return [statistics.median(_cpu_of(group, is_due=is_due) for _ in range(9)) for is_due in (False, True)]
+
+
+def _cpu_of(group: WatchedGroup, *, is_due: bool) -> float:
+    observed_at = 0.0 if is_due else time.time()
+    group.cursor = GroupCursor.decode(group.cursor).model_copy(update={"observed_at": observed_at}).encode()
+    began = time.process_time()
+    group.tick()
+    return time.process_time() - began
 
 
 def _told(requests: Counter[str]) -> str:

@@ -24,6 +24,8 @@ DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
 REQUEST_MS = 5_000
 """How long an answer may take. A connection that the network has forgotten is found out by a request without one: after
 librdkafka's own 60 s each of the sensor's clients would stand still for a minute, one after the other."""
+FETCH_MS = 1_000
+"""How long a fetch waits at the broker for the first record, while there is none."""
 _FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"
 _OWN_FIELD = "it has a field of its own on the resource or the consumer"
 _REFUSED = {
@@ -101,7 +103,7 @@ class KafkaSettings:
         return {**self.client(client_id, request_ms), "group.id": group_id, "enable.auto.commit": False}
 
     def member(self, live: LiveSettings, client_id: str, timeouts: Timeouts) -> dict[str, Any]:
-        """Settings of a group member that fetches nothing: Spark reads the planned ranges."""
+        """Settings of a group member that fetches no more than it must to hear of news: Spark reads the ranges."""
         name = live.group_instance_id or live.place
         static = {} if name is None else {"group.instance.id": name}
         # Who has a place leaves it by its watchdog, at the deadline or when a commit of 5 s has ended: librdkafka would
@@ -114,6 +116,9 @@ class KafkaSettings:
             "max.poll.interval.ms": min(timeouts.process_ms + slack_ms, round(MAX_BUDGET_SECONDS * 1000)),
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",
+            # What is fetched is a sign that there is something: one batch of records of one partition
+            "fetch.message.max.bytes": 1,
+            "fetch.wait.max.ms": min(FETCH_MS, timeouts.request_ms // 2),  # other requests wait behind it
             "queued.min.messages": 1,
             "topic.metadata.refresh.interval.ms": 30_000,  # new partitions are noticed within half a minute
         }

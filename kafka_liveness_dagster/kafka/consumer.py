@@ -1,6 +1,6 @@
 """The live lane: a group member that plans fair batches, and commits them with what it owes.
 
-Joins at the first poll, after everything that can be checked was checked. Nothing is fetched, so nothing that
+Joins at the first poll, after everything that can be checked was checked. No record is kept, so nothing that
 is planned and not committed is ever lost: it is planned again by whoever owns the partition next.
 """
 
@@ -23,6 +23,7 @@ from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.findings import Found
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.listening import LOOK_SECONDS
 from kafka_liveness_dagster.kafka.live import LiveLane
 from kafka_liveness_dagster.kafka.member import Member
 from kafka_liveness_dagster.kafka.memberships import Memberships
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-
-_LOG_END_SECONDS = 0.2  # how often an idle poll asks for new data
 
 
 class LivenessConsumer:
@@ -145,12 +144,11 @@ class LivenessConsumer:
             batch = self._look(wanted)
             asked_at = time.monotonic()
             if max_wait_seconds is not None and self._has_waiting():
-                give_up_at = max(give_up_at, asked_at + _LOG_END_SECONDS)
+                give_up_at = max(give_up_at, asked_at + LOOK_SECONDS)
             if batch is not None or asked_at >= give_up_at:
                 return batch
             with suppress(BrokerUnreachableError):  # the next look waits for it
-                while time.monotonic() < min(asked_at + _LOG_END_SECONDS, give_up_at):
-                    self._memberships.serve()
+                self._wait(give_up_at)
 
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
@@ -191,6 +189,14 @@ class LivenessConsumer:
     def _has_waiting(self) -> bool:
         lane = self._memberships.lane
         return lane is not None and lane.waits_since is not None and self.has_time_for_a_batch()
+
+    def _wait(self, give_up_at: float) -> None:
+        """Until the next look is due: soon, or when there is news."""
+        looked_at, lane = time.monotonic(), self._memberships.serve()
+        while not lane.member.listening.has_news:
+            if time.monotonic() >= min(looked_at + lane.member.listening.look_seconds, give_up_at):
+                return
+            lane = self._memberships.serve()
 
     def _look(self, wanted: Wanted) -> Batch | None:
         """One look at the log ends; brokers that are away are waited for as long as a batch may take."""

@@ -110,6 +110,7 @@ class LiveLane:
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         records = sum(span.size for (span,) in pending.values())
         self.waits_since = (self.waits_since or now) if records else None
+        self.member.listening.looked({} if records else {tp: o.position for tp, o in owned.items()})
         if not wanted.is_met(records, now - (self.waits_since or now)):
             return None
         ranges, last = plan(pending, wanted.max_records, self._rotation.planned, greedy=self._live.greedy)

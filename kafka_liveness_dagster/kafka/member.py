@@ -1,10 +1,9 @@
 """A member of a group: what it owns, and what it may commit of it.
 
-Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing: its
-partitions are paused, Spark reads the planned ranges. Every call of the client is made under one lock, since a
-synchronous commit beside a blocking poll deadlocks in librdkafka's Python client.
-
-What each call does, and when, is in the tables of ``core.member_state``.
+Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing that is read: its
+partitions are paused, but while there is nothing to read. Every call of the client is made under one lock, since a
+synchronous commit beside a blocking poll deadlocks in librdkafka's Python client. What each call does, and when, is in
+the tables of ``core.member_state``.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from kafka_liveness_dagster.core.member_state import Commit, Event, Leave, Serve
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.kafka.committing import Committing
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, is_held_up, is_passing, named, put_out_by
+from kafka_liveness_dagster.kafka.errors import is_held_up, is_passing, named, put_out_by
 from kafka_liveness_dagster.kafka.first_log import AGAIN_SECONDS, FirstLog
+from kafka_liveness_dagster.kafka.listening import Listening
 from kafka_liveness_dagster.kafka.ownership import Ownership
 from kafka_liveness_dagster.kafka.rebalance import Rebalance, answer_what_is_pending
 
@@ -44,6 +44,7 @@ class Member:
     Attributes:
         sure_seconds: whoever was a member so long ago still is one: the session timeout has not passed. 0 for one with
             a ``group.instance.id``: another one of that name takes its place at any moment.
+        listening: whether there is something new, while there is nothing to do.
     """
 
     def __init__(self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
@@ -58,6 +59,7 @@ class Member:
         self._lock = threading.RLock()
         self._releases_later = False  # when a leave was put off to the end of the poll
         self._standing, self._ownership = Standing(), Ownership()
+        self.listening = Listening(self._client)
         self._committing = Committing(self._client, self._group_id, self._servers, self._patience_seconds)
         self._first_log = FirstLog(self._committing, self._standing, self._ownership, link.mark, link.log)
         strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
@@ -138,6 +140,7 @@ class Member:
             error = self._first_log.commit({tp: (owned.committed, owned) for tp, owned in mine.items()})
             if error is None:
                 self._ownership.settle(mine)
+                self.listening.stop()
             elif not is_held_up(error):
                 raise self._refused(error)
 
@@ -164,9 +167,7 @@ class Member:
             HandoverDueError: a rebalance that waits for it can wait no longer.
         """
         with self._lock:
-            was_owned = {tp: owned for tp, owned in self._ownership.since(arrivals).items() if tp in done}
-            for tp, owned in was_owned.items():
-                _check_order(tp, owned.committed, done[tp])
+            was_owned = self._ownership.in_order(done, arrivals)
             give_up_at = time.monotonic() + self._patience_seconds
             while mine := self._ownership.still(was_owned):
                 owing = {tp: owned.owing(left_out(tp)) for tp, owned in mine.items()}
@@ -218,6 +219,7 @@ class Member:
             self._client.close()
 
     def _poll(self, seconds: float, before_revoke: Finish | None) -> None:
+        self.listening.begin()
         try:
             with self._rebalance.poll(before_revoke):
                 message = self._client.poll(seconds)
@@ -226,7 +228,7 @@ class Member:
             self._standing.happened(Event.POLL_ENDED)
             if told_to_leave:
                 self._leave(release=self._releases_later)
-        error = message.error() if message is not None else None
+        error = self.listening.hear(message)
         if error is not None and not self._has_ended(error) and not is_passing(error):
             raise named(error, f"consuming as a member of {self._group_id}", self._servers)
 
@@ -240,11 +242,3 @@ class Member:
         if reason is not None:
             self._standing.put_out(reason)
         return self.ended is not None
-
-
-def _check_order(tp: TopicPartition, committed: int, span: Span) -> None:
-    if span.start != committed:
-        raise CommitRefusedError(
-            f"commit of {tp}:{span} is out of order: {committed} is committed, so the batch before it is still open "
-            "or this one was committed already. Commit batches in the order poll() gave them"
-        )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.core.resume import Owned
 
 
@@ -45,6 +47,23 @@ class Ownership:
     def since(self, arrivals: Mapping[TopicPartition, int]) -> dict[TopicPartition, Owned]:
         """What of them is owned by the same ownership as then."""
         return {tp: one for tp, one in self.owned.items() if one.arrival == arrivals.get(tp)}
+
+    def in_order(
+        self, done: Mapping[TopicPartition, Span], arrivals: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Owned]:
+        """Those of them of which a span is done.
+
+        Raises:
+            CommitRefusedError: a span does not follow on what is committed.
+        """
+        found = {tp: one for tp, one in self.since(arrivals).items() if tp in done}
+        for tp, one in found.items():
+            if done[tp].start != one.committed:
+                raise CommitRefusedError(
+                    f"commit of {tp}:{done[tp]} is out of order: {one.committed} is committed, so the batch before it "
+                    "is still open or this one was committed already. Commit batches in the order poll() gave them"
+                )
+        return found
 
     def still(self, owned: Mapping[TopicPartition, Owned]) -> dict[TopicPartition, Owned]:
         """What of them has not gone since."""

@@ -108,11 +108,12 @@ class GroupChecks:
 
         Of one of this very moment only the next look knows: what is stored in the same second may count as older.
         """
-        known = (
-            one.asset_entry.last_materialization_record
-            for one in instance.get_asset_records([self.live, self.crash_lag])
-        )
-        return max((one.storage_id for one in known if one and one.timestamp < now - _SAME_SECONDS), default=0)
+        known = [
+            one
+            for asset in (self.live, self.crash_lag)
+            for one in instance.fetch_materializations(asset, limit=1).records
+        ]
+        return max((one.storage_id for one in known if one.timestamp < now - _SAME_SECONDS), default=0)
 
     def evaluate(
         self,

@@ -100,6 +100,11 @@ class GroupLook:
         return {seen.topic_partition: seen for seen in self.snapshot.partitions}
 
     @property
+    def live_in_progress(self) -> list[dg.DagsterRun]:
+        """The live runs that were in progress."""
+        return [run for record in self.records if not (run := record.dagster_run).is_finished]
+
+    @property
     def owed(self) -> list[OffsetRange]:
         """What is owed and not done."""
         return [

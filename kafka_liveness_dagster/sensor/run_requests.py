@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +26,7 @@ from kafka_liveness_dagster.runs.tags import (
 from kafka_liveness_dagster.sensor.runs_seen import fate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from kafka_liveness_dagster.sensor.look import GroupLook
 
@@ -58,9 +59,13 @@ class RunRequests:
             ghosts: runs in progress that keep no place.
         """
         seen = look.snapshot
-        in_progress = self._in_progress(instance, "live", ghosts)
+        wants = partial(wants_live_run, seen.partitions, seen.left, max_live_runs=self.max_live_runs)
+        in_progress = _counted((run.run_id for run in look.live_in_progress), ghosts)
         failures, delayed = _delay([*takewhile(lambda record: not _has_worked(record), look.records)], now)
-        wanted = wants_live_run(seen.partitions, seen.left, in_progress=in_progress, max_live_runs=self.max_live_runs)
+        wanted = wants(in_progress=in_progress)
+        if wanted and not delayed:  # one may have been launched since the look
+            in_progress = self._in_progress(instance, "live", ghosts)
+            wanted = wants(in_progress=in_progress)
         if wanted and not delayed:
             tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or "lag"}
             if causes := [gone.run for gone in seen.left if not gone.reason.in_good_order]:
@@ -78,19 +83,22 @@ class RunRequests:
         self,
         instance: dg.DagsterInstance,
         look: GroupLook,
-        missing: Sequence[str],
+        missing: Callable[[], Sequence[str]],
         now: float,
         ghosts: Collection[str],
     ) -> list[dg.RunRequest]:
-        """The oldest missing partition's run, when nobody is catching up and it is not failing all the time."""
-        if self.crash_lag_job_name is None:
-            return []
-        owed = look.still_owed(missing, paused=False)
-        if not owed or self._in_progress(instance, "catch-up", ghosts):
+        """The oldest missing partition's run, when nobody is catching up and it is not failing all the time.
+
+        Which those are is asked last: all partitions there ever were are read for it.
+        """
+        if self.crash_lag_job_name is None or not look.owed or self._in_progress(instance, "catch-up", ghosts):
             return []
         tags = lane_tags(self.group_id, "catch-up")
         records = instance.get_run_records(dg.RunsFilter(tags=dict(tags)), limit=_RECENT_RUNS)
         if _delay(records, now)[1]:
+            return []
+        owed = look.still_owed(missing(), paused=False)
+        if not owed:
             return []
         # A partition that fails every time must not keep the younger ones from being processed
         failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed(records))
@@ -100,8 +108,12 @@ class RunRequests:
     def _in_progress(
         self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
     ) -> int:
-        """How many keep a place now; one may have been launched since the look."""
-        return sum(run_mark(run_id) not in ghosts for run_id in instance.get_run_ids(unfinished(self.group_id, lane)))
+        """How many keep a place now."""
+        return _counted(instance.get_run_ids(unfinished(self.group_id, lane)), ghosts)
+
+
+def _counted(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
+    return sum(run_mark(run_id) not in ghosts for run_id in run_ids)
 
 
 def _delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:

@@ -118,11 +118,11 @@ class _Keys:
 
     @property
     def missing(self) -> list[str]:
-        return [key for key in self.existing if is_key(key) and key not in self.materialized]
+        return [key for key in self.existing if key not in self.materialized and is_key(key)]
 
     @property
     def stray(self) -> list[str]:
-        return [key for key in self.existing if not is_key(key)]
+        return [key for key in self.existing if key not in self.materialized and not is_key(key)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +151,9 @@ class _Watch:
         windows = self.windows.known(instance, cursor, now) if self.windows else ToldWindows()
         tells = self.windows is not None and self.windows.is_due(windows, now)
         # Dagster first: a range that is materialised between the two looks must not come back as a new partition
-        known = self._keys(instance) if is_due else None
+        known = self._keys(instance) if is_due and cursor.owed else None
         look = self._look(cluster, instance, table, must_ask=is_due or forgotten or tells)
-        if known is None and (look.owed_now != cursor.owed or (look.owed_now and self.requests.crash_lag_job_name)):
+        if known is None and look.owed_now not in {0, cursor.owed}:
             known = self._keys(instance)
             look = self._look(cluster, instance, table, must_ask=forgotten or tells)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
@@ -166,7 +166,7 @@ class _Watch:
         if has_ended or is_due:
             free_slots(instance, self.crash_lag, now)
         wanted, why_not = self.requests.live(instance, look, now, ghosts.live(self.requests.max_live_runs))
-        if known is None and (observe or forgotten):
+        if known is None and look.owed_now and (observe or forgotten):
             known = self._keys(instance)
         missing = known.missing if known else []
         judged: Sequence[dg.AssetCheckEvaluation] = ()
@@ -186,7 +186,10 @@ class _Watch:
         if self.windows is not None and table is not None:
             cannot_tell = table.cannot_tell or ("" if table.asked else "it was not asked")
             windows = self.windows.tell(cluster, instance, look, windows, now=now, cannot_tell=cannot_tell)
-        runs = [*wanted, *self.requests.catch_up(instance, look, missing, now, ghosts.catch_up()), *answers]
+        catch_up = self.requests.catch_up(
+            instance, look, lambda: (known or self._keys(instance)).missing, now, ghosts.catch_up()
+        )
+        runs = [*wanted, *catch_up, *answers]
         seen = look.snapshot
         self.metrics.tell(cluster, len(seen.members), seen.partitions, events, asks=observe)
         return dg.SensorResult(
@@ -219,7 +222,7 @@ class _Watch:
         )
 
     def _keys(self, instance: dg.DagsterInstance) -> _Keys:
-        """All of them are read to know of one: only when something new is owed, and with each observation."""
+        """All that ever were are read to know of one: only while something is owed, and that is news or is told."""
         existing = instance.get_dynamic_partitions(self._partitions_name)
         return _Keys(existing, instance.get_materialized_partitions(self.crash_lag.key) if existing else set())
 

@@ -31,12 +31,12 @@ class HangError(Exception):
 
 
 class Message:
-    """What ``poll`` gives: never a record, for all is paused."""
+    """What ``poll`` gives: an error, or a record of a partition that is not paused."""
 
-    def __init__(self, error: KafkaError) -> None:
+    def __init__(self, error: KafkaError | None = None) -> None:
         self._error = error
 
-    def error(self) -> KafkaError:
+    def error(self) -> KafkaError | None:
         """What the client has to tell."""
         return self._error
 
@@ -64,6 +64,8 @@ class MemberClient:
         self.is_classic = config.get("group.protocol") != "consumer"
         self.is_eager = self.is_classic and not self.broker.cooperative
         self.assigned: set[TopicPartition] = set()
+        self.fetched: dict[TopicPartition, int] = {}
+        self.positions: dict[TopicPartition, int] = {}
         self.events: deque[tuple[str, Any]] = deque()
         self.unheard: list[Callable[[], None]] = []
         self.is_member = self.joining = self.in_callback = self.is_mute = self.leaving = False
@@ -89,6 +91,8 @@ class MemberClient:
         until = clock.now + seconds
         try:
             while not self.events:
+                if self._has_fetched():
+                    return Message()
                 if clock.now >= until:
                     return None
                 self._waiting = me
@@ -158,8 +162,18 @@ class MemberClient:
         """Less."""
         self.assigned -= _ours(partitions)
 
-    def pause(self, _partitions: object) -> None:
-        """Nothing is fetched anyway."""
+    def pause(self, partitions: Iterable[KafkaTopicPartition]) -> None:
+        """These are not fetched."""
+        for tp in _ours(partitions):
+            self.fetched.pop(tp, None)
+
+    def seek(self, at: KafkaTopicPartition) -> None:
+        """Where it is fetched from."""
+        self.positions[TopicPartition(at.topic, at.partition)] = at.offset
+
+    def resume(self, partitions: Iterable[KafkaTopicPartition]) -> None:
+        """These are fetched."""
+        self.fetched.update({tp: self.positions[tp] for tp in _ours(partitions)})
 
     def told(self, new: list[TopicPartition], gone: list[TopicPartition]) -> None:
         """By the coordinator: what to take, and what to give up."""
@@ -202,6 +216,14 @@ class MemberClient:
     def hear_of_epoch(self, epoch: int) -> None:
         """KIP-848: the answer to a heartbeat has come."""
         self.generation = max(self.generation, epoch)
+
+    def _has_fetched(self) -> bool:
+        """The next record of any of them; it comes with the poll, and wakes nobody."""
+        for tp in sorted(self.assigned & set(self.fetched)):
+            if self.fetched[tp] < self.broker.partitions[tp].log_end:
+                self.fetched[tp] += 1
+                return True
+        return False
 
     def _join(self) -> None:
         if not self.leaving and not self.process.dead:

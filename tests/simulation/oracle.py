@@ -6,6 +6,7 @@ silence: who resumes the partition next must owe it, or say by name why not.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core import resume as resume_module
@@ -63,6 +64,7 @@ def check(world: Simulation) -> None:
     for p in world.partitions.values():
         if p.changed:
             p.changed = False
+            p.lacked_until = math.inf if p.lacks else min(p.lacked_until, clock.now)
             check_partition(world, p)
             _check_live(world, p)
 
@@ -183,7 +185,9 @@ def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker
         DataExpiredError: expired,
         SparkFailedError: lambda: process.spark_failed,
         RowsMissingError: lambda: (
-            world.table.losses > process.losses_before or world.set_back_at >= process.began_at or _lacks(world)
+            world.table.losses > process.losses_before
+            or world.set_back_at >= process.began_at
+            or any(p.lacked_until >= process.began_at for p in world.partitions.values())
         ),
         NotOwedError: lambda: world.set_back or world.is_anew or any(p.is_back for p in world.partitions.values()),
         FencedError: lambda: isinstance(error, FencedError) and not error.reason.may_rejoin,
@@ -194,7 +198,3 @@ def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker
     }
     if not (reason := reasons.get(type(error))) or not reason():
         clock.fail(world.violation(JUSTIFIED, repr(error), error))
-
-
-def _lacks(world: Simulation) -> bool:
-    return any(p.below_first & ~(p.rows | p.lost | p.outstanding | p.waived) for p in world.partitions.values())

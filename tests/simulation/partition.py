@@ -52,6 +52,7 @@ class SimulatedPartition:
         unsaid: a live run wrote rows without saying where the group's life began.
         second_at, second_by: when the second log was last written, and by which process; ``enemy_at``: when an enemy
             was last here.
+        lacked_until: when it last ``lacks`` rows; who looked slowly tells of them later.
         changed: since the invariants were checked.
     """
 
@@ -93,6 +94,7 @@ class SimulatedPartition:
     second_at: float = 0.0
     second_by: Any = None
     enemy_at: float = 0.0
+    lacked_until: float = 0.0
     changed: bool = True
 
     def __post_init__(self) -> None:
@@ -127,6 +129,11 @@ class SimulatedPartition:
     def gap(self) -> int:
         """What lies below the first log and is neither in the table nor owed."""
         return self.below_first & ~(self.processed | self.outstanding)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the table has lost what no log says is owed."""
+        return bool(self.below_first & ~(self.rows | self.lost | self.outstanding | self.waived))
 
     def facts(self, first: FirstLog | None = None, account: Account | None = None) -> PartitionFacts:
         """What a process reads: a look at the first log, perhaps an old one, and the rest as it is now."""

@@ -21,6 +21,7 @@ from kafka_liveness_dagster.kafka import (
     consumer,
     first_log,
     link,
+    listening,
     live,
     member,
     memberships,
@@ -91,14 +92,16 @@ _decoded = lru_cache(4_096)(core_ledger.decode)
 _FITS = SimpleNamespace(lacking=(), new=(), wider=())
 _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "time", time) for module in (admin, consumer, first_log, in_flight, iceberg, job, ledger, link, live)),
-    *((module, "time", time) for module in (batch_lines, lanes, member, rebalance, waiting)),
+    *((module, "time", time) for module in (batch_lines, lanes, listening, member, rebalance, waiting)),
     *((module, "threading", threading) for module in (in_flight, futures, job, member, watchdog)),
     *((module, "made", _made) for module in (member, second_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
     (committing.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
     (admin, "reader", lambda group_id, _settings: Committer(group_id)),
     (memberships, "SERVE_SECONDS", 0.5),
-    (consumer, "_LOG_END_SECONDS", 0.5),
+    (consumer, "LOOK_SECONDS", 0.5),
+    *((listening, name, 0.5) for name in ("LOOK_SECONDS", "LISTENING_LOOK_SECONDS")),
+    (listening, "_QUIET_SECONDS", 0.5),
     (in_flight, "_log", LOG),
     (in_flight, "_LOOK_SECONDS", 0.3),
     (watchdog, "LOOK_SECONDS", LOOK_SECONDS),
