@@ -179,7 +179,7 @@ class Service:
         for file in self.unit.told("EnvironmentFile"):
             lines = [line for line in host.path(file).read_text().splitlines() if not line.startswith("#")]
             env |= {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
-        return env
+        return {key: value for key, value in env.items() if key not in self.unit.words("UnsetEnvironment")}
 
     def processes(self):
         """Its control group: whatever was started with its invocation in the environment and is no zombie."""
