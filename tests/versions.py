@@ -217,16 +217,18 @@ def passed(row: Row) -> bool:
 def write_into(page: Path) -> None:
     """Write the rows, and what oldest and newest are, behind the page's last heading."""
     results = Table(RESULTS, ("", *SHOWN, *CHECKS, "day"))
-    extremes: dict[str, dict[str, str]] = {}
+    versions: dict[str, dict[str, str]] = {}
     for row in ROWS:
-        if found := row.found():
-            told = [found["versions"][name] for name in SHOWN]
-            results.add(row.name, *told, *(found["outcomes"].get(check, "") for check in CHECKS), found["day"])
-            extremes[row.name] = found["versions"]
-    oldest, newest = (extremes.get(row.name, {}) for row in ROWS[:2])
+        found = row.found() or {"versions": {}, "outcomes": {}, "day": ""}
+        named = {"Python": row.python, "pyspark": row.spark, "broker": row.broker}
+        versions[row.name] = {**named, **found["versions"]}
+        outcomes = dict.fromkeys(row.checks, "not yet") | found["outcomes"]
+        told = [versions[row.name].get(name, "") for name in SHOWN]
+        results.add(row.name, *told, *(outcomes.get(check, "").partition(":")[0] for check in CHECKS), found["day"])
+    oldest, newest = (versions[row.name] for row in ROWS[:2])
     others = Table(EXTREMES, ("", "oldest", "newest"))
-    for name in oldest:
-        others.add(name, oldest[name], newest.get(name, ""))
+    for name in newest:
+        others.add(name, oldest.get(name, ""), newest[name])
     kept, _, _ = page.read_text().partition(HEADING)
     page.write_text(f"{kept}{HEADING}\n\n{results.markdown}\n{others.markdown.rstrip()}\n")
 
