@@ -80,7 +80,10 @@ class Pipeline:
     def offsets(self):
         """Every row's, read without Spark."""
         home = self.host.catalog
-        catalog = SqlCatalog("lake", uri=f"sqlite:///{home}/catalog.db", warehouse=f"{home}/warehouse")
+        if not (home / "catalog.db").exists():
+            return []  # who opens it first makes it his own: that is for Spark's user
+        uri, warehouse = f"sqlite:///{home}/catalog.db", f"{home}/warehouse"
+        catalog = SqlCatalog("lake", uri=uri, warehouse=warehouse, init_catalog_tables="false")
         with suppress(NoSuchTableError, OperationalError):  # not made yet; or Spark is writing its name
             rows = catalog.load_table(self.table.partition(".")[2]).scan(selected_fields=("offset",)).to_arrow()
             return sorted(rows.column("offset").to_pylist())
