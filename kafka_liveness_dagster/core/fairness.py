@@ -200,8 +200,8 @@ def plan(
     """The next ranges out of what is pending, fairly or greedily shared, the oldest offsets of each partition first.
 
     A batch of more partitions than ``MOST_SHARES`` is not cut into smaller shares: they go round. Each range costs
-    Spark a task, a reader and a file, so that 1,000 of 100 records each take it longer than 64 of 1,560. So a large
-    batch has a quarter of the partitions that do not fit: 2 of 50,000 records take it three quarters of 8 of 12,500.
+    Spark a task, a reader and a file, so that 1,000 of 100 records each take it longer than 64 of 1,560, and
+    8 of 12,500 longer than 2 of 50,000: a large batch has a quarter of the partitions whose lag does not fit.
     """
     whole = {tp: union(spans) for tp, spans in pending.items()}
     lag = {tp: sum(end - start for start, end in spans) for tp, spans in whole.items()}
