@@ -11,6 +11,7 @@ dict_values([100, 100, 100])
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 MOST_SHARES = 64
 """As many readers as Spark keeps for its next tasks, unless set (``spark.kafka.consumer.cache.capacity``)."""
+TURNS_FROM = 50_000
+"""Offsets of a batch. In a smaller one that nobody waits for another is worth more than what a task and a file cost."""
+TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,24 @@ def greedy_share(
     return Shares({tp: taken[tp] for tp in sorted(taken)}, last)
 
 
+def in_turns(fair: Shares, lag: Mapping[TopicPartition, int], last: TopicPartition | None) -> Shares:
+    """The same, but what those share that have more goes to a quarter of them, and to the next ones with the next plan.
+
+    >>> A, B, C, D, E = (TopicPartition("orders", p) for p in range(5))
+    >>> lag = {A: 7, B: 900, C: 900, D: 900, E: 900}
+    >>> in_turns(fair_share(lag, 107, None), lag, B).taken == {A: 7, C: 100}
+    True
+    """
+    waiting = {tp: count for tp, count in lag.items() if count > fair.taken.get(tp, 0)}
+    served = {tp: count for tp, count in fair.taken.items() if tp not in waiting}
+    left = sum(fair.taken.values()) - sum(served.values())
+    if not left:
+        return fair
+    shares = min(MOST_SHARES, math.ceil(len(waiting) / TURNS))
+    turns = greedy_share(waiting, left, last, math.ceil(left / shares))
+    return Shares(dict(sorted((served | turns.taken).items())), turns.last)
+
+
 def plan(
     pending: Mapping[TopicPartition, Sequence[Span]],
     max_records: int,
@@ -180,7 +202,8 @@ def plan(
     """The next ranges out of what is pending, fairly or greedily shared, the oldest offsets of each partition first.
 
     A batch of more partitions than ``MOST_SHARES`` is not cut into smaller shares: they go round. Each range costs
-    Spark a task, a reader and a file, so that 1,000 of 100 records each take it longer than 64 of 1,560.
+    Spark a task, a reader and a file, so that 1,000 of 100 records each take it longer than 64 of 1,560, and
+    8 of 12,500 longer than 2 of 50,000: a large batch has a quarter of the partitions whose lag does not fit.
     """
     whole = {tp: union(spans) for tp, spans in pending.items()}
     lag = {tp: sum(end - start for start, end in spans) for tp, spans in whole.items()}
@@ -188,6 +211,7 @@ def plan(
         shares = greedy_share(lag, max_records, last)
     else:
         shares = fair_share(lag, max_records, last, max(1, max_records // MOST_SHARES))
+        shares = in_turns(shares, lag, last) if max_records >= TURNS_FROM else shares
     ranges = tuple(
         OffsetRange(*tp, *span) for tp, count in shares.taken.items() for span in first_offsets(whole[tp], count)
     )

@@ -68,8 +68,9 @@ class Batching(Group):
     """How batches are cut and written."""
 
     allocation: Literal["fair", "greedy"] = "fair"
-    """``fair`` shares a live batch equally over the partitions, so that none waits for another; ``greedy`` fills it
-    from one after the other: fewer, longer ranges (KIP-41 has both)."""
+    """``fair`` shares a live batch equally over the partitions, so that none waits for another; in batches of 50,000
+    offsets and more those whose lag does not fit have their turn in four of them. ``greedy`` fills it from one after
+    the other: fewer, longer ranges (KIP-41 has both)."""
     commit_every: kinds.Seconds = 0.0
     """For fewer, larger commits: a record may wait for so many seconds until its batch begins, at once if that is full
     (``max_poll_records``). The wait is none of the batch's process timeout. A crash makes crash lag of what waited."""

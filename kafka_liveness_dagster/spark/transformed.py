@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.spark.counting import observed
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
 from kafka_liveness_dagster.spark.failed import in_short, is_of_source, is_the_servers, is_timestamp
 from kafka_liveness_dagster.spark.session import active
@@ -72,7 +73,7 @@ class Transformed:
         batch = self._read(self.ranges)
         if wanted := [*(_WEIGHT if self.weighs else ()), *(_AGE if self.dates else ())]:
             self._observed[:] = [Observation()]
-            batch = batch.observe(self._observed[0], *map(F.expr, wanted))
+            batch = observed(batch, self._observed[0], *map(F.expr, wanted))
         return self._of(batch)
 
     def only(self, ranges: Sequence[OffsetRange]) -> Transformed:

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.fairness import (
     MOST_SHARES,
+    TURNS,
+    TURNS_FROM,
     Batch,
     Rotation,
     fair_share,
     first_offsets,
     greedy_share,
+    in_turns,
     plan,
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, size, union
@@ -27,7 +30,16 @@ BOUNDS = st.integers(1, 100)
 SPANS = st.lists(st.builds(Span, st.integers(0, 60), st.integers(0, 60)), max_size=4).map(union)
 LAST = st.none() | PARTITIONS
 WITHOUT_SMALL = partial(fair_share, least=17)
-SHARES = pytest.mark.parametrize("share", [fair_share, WITHOUT_SMALL, greedy_share], ids=["fair", "no small", "greedy"])
+
+
+def turns(lag, bound, last):
+    """As a large batch is dealt, however small it is."""
+    return in_turns(WITHOUT_SMALL(lag, bound, last), lag, last)
+
+
+SHARES = pytest.mark.parametrize(
+    "share", [fair_share, WITHOUT_SMALL, greedy_share, turns], ids=["fair", "no small", "greedy", "in turns"]
+)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +141,23 @@ def test_a_batch_of_many_partitions_is_not_cut_into_small_shares(backlog):
     else:
         assert max(served) <= MOST_SHARES + 3, "the odd ones"
         assert all(spans[0].start > 0 for spans in pending.values()), "each had its turn"
+
+
+@pytest.mark.parametrize(("bound", "a_batch"), [(TURNS_FROM - 1, 8), (TURNS_FROM, 2), (500_000, 2)])
+def test_a_large_batch_has_a_quarter_of_those_that_wait(bound, a_batch):
+    """Each has its turn in four batches, and as much by then; what is fresh and fits is in each batch."""
+    waiting = {TopicPartition("orders", p): (Span(0, 10_000_000),) for p in range(8)}
+    last, fresh, took = None, TopicPartition("orders", 8), dict.fromkeys(waiting, 0)
+    for _ in range(TURNS):
+        ranges, last = plan({**waiting, fresh: (Span(0, 40),)}, bound, last)
+        assert (len(ranges), sum(r.size for r in ranges), ranges[-1]) == (
+            a_batch + 1,
+            bound,
+            OffsetRange(*fresh, 0, 40),
+        )
+        for part in ranges[:-1]:
+            took[part.topic_partition] += part.size
+    assert max(took.values()) - min(took.values()) <= TURNS
 
 
 @given(

@@ -8,14 +8,18 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError, WriteConflictError
+from kafka_liveness_dagster.spark.failed import is_missing
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.inside import inside
+from kafka_liveness_dagster.spark.line import Line
 from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table import IcebergTable
 
 
 def orders(start, end, partition=3):
@@ -61,6 +65,71 @@ def topic(services, make_topic, produce):
     name = make_topic()
     produce(services.bootstrap_servers, name, 0, (f"order {n}" for n in range(120)))
     return name
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What Spark was asked so far: how often each of its calls was made, but for those that free what was answered."""
+    calls: Counter[str] = Counter()
+
+    def counted(way):
+        def intercepted(line, continuation, details, request):
+            calls[details.method.rpartition("/")[2]] += 1
+            return way(line, continuation, details, request)
+
+        return intercepted
+
+    for name in ("intercept_unary_unary", "intercept_unary_stream"):
+        monkeypatch.setattr(Line, name, counted(getattr(Line, name)))
+    return lambda: {name: calls[name] for name in calls if name != "ReleaseExecute"}
+
+
+def test_a_batch_is_three_analyses_and_one_execution(spark, table, asked):
+    """Of the table, of its snapshot, of the rows; then they are written. What else was asked would cost each batch."""
+    put(spark, table, orders(0, 5))
+    before = asked()
+    put(spark, table, orders(5, 9))
+    now = asked()
+    assert {name: now[name] - before.get(name, 0) for name in now if now[name] > before.get(name, 0)} == {
+        "AnalyzePlan": 3,
+        "ExecutePlan": 1,
+    }
+
+
+def test_the_snapshot_is_the_tables_own(spark, table, asked):
+    """None of a table without one, then the newest, the old one after a rollback, and never a branch's."""
+
+    def main():
+        told = spark.sql(f"SELECT snapshot_id FROM {table}.refs WHERE name = 'main'").first()
+        return told and told[0]
+
+    spark.sql(f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string) USING iceberg")
+    seen, its = [], IcebergTable(table)
+    changes = (
+        "INSERT INTO {} VALUES ('orders', 3, 0, 'first')",
+        "INSERT INTO {} VALUES ('orders', 3, 1, 'first')",
+        "ALTER TABLE {} CREATE BRANCH aside",
+        "INSERT INTO {}.branch_aside VALUES ('orders', 3, 2, 'aside')",
+        "CALL lake.system.rollback_to_snapshot('{}', {})",
+    )
+    for change in ("SELECT 1", *changes):
+        spark.sql(change.format(table, seen[1] if seen[1:] else None)).collect()
+        before = asked()["ExecutePlan"]
+        seen.append(its.snapshot_id(spark))
+        assert (asked()["ExecutePlan"] - before, seen[-1]) == (0, main())
+    assert (seen[0], seen[5], len(set(seen))) == (None, seen[1], 3)
+
+
+def test_an_iceberg_whose_plans_tell_no_snapshot_is_asked_for_it(spark, table, monkeypatch):
+    """The same one; and who has no table learns that by the table's own name."""
+    put(spark, table, orders(0, 5))
+    its, gone = IcebergTable(table), IcebergTable(f"{table}_gone")
+    told = its.snapshot_id(spark)
+    with pytest.raises(AnalysisException) as missing:
+        gone.snapshot_id(spark)
+    assert is_missing(missing.value, gone.quoted)
+    monkeypatch.setattr("pyspark.sql.connect.dataframe.DataFrame._explain_string", lambda *_, **__: "IcebergScan()")
+    assert its.snapshot_id(spark) == told is not None
 
 
 def test_rows_are_counted_also_where_spark_does_not_say(spark, table, monkeypatch):
