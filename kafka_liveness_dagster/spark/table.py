@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 _INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|position_deletes")
-_PLANNED = re.compile(r"\bsnapshotId=(\d+|null)\b")
+_PLANNED = re.compile(r"\bsnapshotId=(\d+)\b")
 _COLUMNS_WITH_METRICS = 100  # Iceberg's write.metadata.metrics.max-inferred-column-defaults
 _NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
 
@@ -118,11 +118,11 @@ class IcebergTable:
         """The current snapshot, or None while the table has none.
 
         The plan of a look at its branches says which, and nothing is executed for it. A query takes twice the processor
-        time: it is for an Iceberg whose plans do not say it, and for the error of who has no table.
+        time: it is for a table without one, an Iceberg whose plans do not say it, and the error of who has no table.
         """
         with suppress(AnalysisException):
             if planned := _PLANNED.search(session.table(f"{self.quoted}.`refs`")._explain_string()):  # noqa: SLF001
-                return None if planned[1] == "null" else int(planned[1])
+                return int(planned[1])
         found = session.sql(f"SHOW TBLPROPERTIES {self.quoted} ('current-snapshot-id')").collect()
         return int(found[0]["value"]) if found and found[0]["value"].isdigit() else None
 
