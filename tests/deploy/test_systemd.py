@@ -189,7 +189,8 @@ def test_a_port_that_is_taken(running, name):
     service = running.host.start_beside(name)
     wait_for(lambda: service.main.poll() is not None and not service.processes(), PATIENCE)
     assert service.main.returncode not in service.unit.good_codes()
-    assert re.search(r"address already in use", service.said(), re.IGNORECASE), service.said()
+    taken = r"address already in use|failed to bind to address"
+    assert re.search(taken, service.said(), re.IGNORECASE), service.said()
 
 
 def test_all_of_them_end_in_good_order(running):
