@@ -26,7 +26,6 @@ from kafka_liveness_dagster.runs.tags import PROCESS_TAG, sign_of
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
 
 ROOT = Path(__file__).parents[1]
-_WAITS = "import sys; sys.stdin.read()"
 _TELLS = """
 import os
 from kafka_liveness_dagster.runs import host
@@ -39,14 +38,6 @@ print(Sign("0badcafe", None, host.process(os.getpid())).encode())
 def instance():
     with dg.instance_for_test() as found:
         yield found
-
-
-@pytest.fixture
-def child():
-    """A process that lives until it is killed."""
-    with subprocess.Popen([sys.executable, "-c", _WAITS], stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
 
 
 def word_here(told):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -24,7 +22,6 @@ from kafka_liveness_dagster.sensor.vigil import STAY_SECONDS, keep_vigil
 GROUP = "orders-etl"
 LONG = 60.0  # seconds; whoever waits so long has waited in vain
 AT_ONCE = 0.0
-_WAITS = "import sys; sys.stdin.read()"
 THREADS = {"use_threads": True, "num_workers": 8}
 
 
@@ -33,14 +30,6 @@ def instance(request):
     """Of a daemon with threads; a test may say otherwise."""
     with dg.instance_for_test(overrides={"sensors": getattr(request, "param", THREADS)}) as found:
         yield found
-
-
-@pytest.fixture
-def child():
-    """A process that lives until it is killed."""
-    with subprocess.Popen([sys.executable, "-c", _WAITS], stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-
 MOST_SHARES = 64
 """As many readers as Spark keeps for its next tasks, unless set (``spark.kafka.consumer.cache.capacity``)."""
 TURNS_FROM = 50_000
