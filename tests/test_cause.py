@@ -24,7 +24,7 @@ AT = TopicPartition("orders", 3)
 def instance():
     """With a run that crashed."""
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=CRASHED))
+        instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=CRASHED, status=dg.DagsterRunStatus.FAILURE))
         yield instance
 
 
