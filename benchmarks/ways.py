@@ -137,10 +137,11 @@ class Stopwatch:
     def _watched(self, lane: Any) -> Any:
         commit = lane.commit
 
-        def timed(batch: kl.Batch) -> None:
-            commit(batch)
+        def timed(batch: kl.Batch) -> Any:
+            handed_over = commit(batch)
             self.ended = time.time()
             self._tell(batch)
+            return handed_over
 
         lane.commit = timed
         return lane

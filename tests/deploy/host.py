@@ -65,7 +65,7 @@ class Host:
             (commands / name).write_text("#!/bin/sh\n")
             (commands / name).chmod(0o755)
         [typed] = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-        link = f"ln -s {sys.prefix} /opt/pipeline/venv\n"
+        link = f"ln -s {shlex.quote(sys.prefix)} /opt/pipeline/venv\n"
         typed, installed = re.subn(r"^python3 -m venv .*\n.*pip install .*\n", link, typed, flags=re.MULTILINE)
         assert installed == 1
         typed = typed.replace("chgrp pipeline", "chgrp nogroup")

@@ -59,12 +59,13 @@ def services(stores, to_rest, to_s3, catalog_name, tmp_path_factory):
     }
     conf = home / "of-the-user.conf"
     conf.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(conf))
-        try:
-            yield embedded.ensure(home=home)
-        finally:
-            embedded.stop(home)
+    try:
+        with pytest.MonkeyPatch.context() as patch:  # other tests of this process have a Spark of their own
+            patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(conf))
+            found = embedded.ensure(home=home)
+        yield found
+    finally:
+        embedded.stop(home)
 
 
 @pytest.fixture
