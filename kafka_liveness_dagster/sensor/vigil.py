@@ -56,7 +56,7 @@ def keep_vigil(instance: dg.DagsterInstance, group_id: str, seconds: float = STA
 
 
 def _has_threads(instance: dg.DagsterInstance) -> bool:
-    """Whether the daemon evaluates sensors side by side; unless told a number it has one more than four a core."""
+    """Whether the daemon evaluates enough sensors side by side; unless told how many, it has more than four threads."""
     settings = instance.get_sensor_settings() or {}
     return bool(settings.get("use_threads")) and (settings.get("num_workers") or _FEWEST_WORKERS) >= _FEWEST_WORKERS
 
