@@ -1,8 +1,10 @@
-"""Which clients are kept open, to look at a cluster with? One per cluster, and one per group to read its commits."""
+"""Which clients are kept open, to look at a cluster with? One per cluster, and one per group to read its commits.
+
+A client reads its certificates when it is made: where their files hold others it is made anew.
+"""
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
-_readers: dict[tuple[str, KafkaSettings], Consumer] = {}  # the longest unused first
+_OPEN_ADMINS = 16
+_readers: dict[tuple[str, KafkaSettings], tuple[int, Consumer]] = {}  # the longest unused first
+_admins: dict[KafkaSettings, tuple[int, tuple[AdminClient, Heard]]] = {}  # so are these
 _lock = threading.Lock()
 _Client = TypeVar("_Client", AdminClient, Consumer, Producer)
+_Key = TypeVar("_Key")
+_Kept = TypeVar("_Kept")
 _READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())
@@ -45,12 +51,14 @@ def made(kind: Callable[..., _Client], config: Mapping[str, Any]) -> _Client:
         raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
 
 
-@functools.lru_cache(maxsize=16)
 def admin_client(settings: KafkaSettings) -> tuple[AdminClient, Heard]:
     """One connection per cluster and process: making and closing one costs more than the questions asked."""
-    heard = Heard(settings)
-    config = {**settings.client("kafka-liveness/admin"), "error_cb": heard}
-    return made(AdminClient, config), heard
+
+    def make() -> tuple[AdminClient, Heard]:
+        heard = Heard(settings)
+        return made(AdminClient, {**settings.client("kafka-liveness/admin"), "error_cb": heard}), heard
+
+    return _kept(_admins, settings, settings.security.trusted, make, _OPEN_ADMINS)
 
 
 def reader(group_id: str, settings: KafkaSettings) -> Consumer:
@@ -59,15 +67,12 @@ def reader(group_id: str, settings: KafkaSettings) -> Consumer:
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
     answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
-    with _lock:
-        found = _readers.pop((group_id, settings), None)
-        if found is None:
-            config = settings.committer(group_id, "kafka-liveness/reader")
-            found = made(Consumer, {"reconnect.backoff.ms": _READER_BACKOFF_MS, **config})
-        _readers[group_id, settings] = found
-        over = [_readers.pop(next(iter(_readers)))] if len(_readers) > _OPEN_READERS else []
-    _end(over)
-    return found
+
+    def make() -> Consumer:
+        config = settings.committer(group_id, "kafka-liveness/reader")
+        return made(Consumer, {"reconnect.backoff.ms": _READER_BACKOFF_MS, **config})
+
+    return _kept(_readers, (group_id, settings), settings.security.trusted, make, _OPEN_READERS)
 
 
 def forget(settings: KafkaSettings | None = None) -> None:
@@ -80,7 +85,22 @@ def forget(settings: KafkaSettings | None = None) -> None:
     _end(gone)
 
 
-def _end(clients: list[Consumer]) -> None:
+def _kept(among: dict[_Key, tuple[int, _Kept]], key: _Key, trusted: int, make: Callable[[], _Kept], most: int) -> _Kept:
+    """The one that is kept under this key, if it was made of the same certificates."""
+    gone = []
+    with _lock:
+        found = among.pop(key, None)
+        if found is not None and found[0] != trusted:
+            gone.append(found)
+            found = None
+        among[key] = found = found or (trusted, make())
+        if len(among) > most:
+            gone.append(among.pop(next(iter(among))))
+    _end(gone)
+    return found[1]
+
+
+def _end(clients: list[Any]) -> None:
     """In a thread of its own, for it may take a second: whoever is still using one ends it in the end."""
     if clients:
         threading.Thread(target=clients.clear, name="kafka-liveness-forget", daemon=True).start()

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.telemetry.tell import is_set_up
@@ -137,20 +136,12 @@ def _warn_once(text: str) -> None:
     log.warning("%s", text)
 
 
-@cache
-def _resource() -> Any:
-    """As the environment says; with a name of its own for each process, as SDKs have it from 1.43 on."""
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
-
-    return Resource({"service.instance.id": str(uuid4())}).merge(Resource.create())
-
-
 def _trace_to(exporters: Sequence[Any]) -> None:
     from opentelemetry import trace  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)  # ``flush`` waits for less
+    provider = TracerProvider(shutdown_on_exit=False)  # ``flush`` waits for less
     for one in map(BatchSpanProcessor, exporters):
         provider.add_span_processor(one)
         _flushes.append(one.force_flush)
@@ -165,5 +156,5 @@ def _measure_to(found: Sequence[Any]) -> None:
 
     readers = [one if isinstance(one, MetricReader) else PeriodicExportingMetricReader(one) for one in found]
     if readers:
-        metrics.set_meter_provider(MeterProvider(readers, _resource(), shutdown_on_exit=False))
+        metrics.set_meter_provider(MeterProvider(readers, shutdown_on_exit=False))
         _flushes.extend(one.force_flush for one in readers if isinstance(one, PeriodicExportingMetricReader))

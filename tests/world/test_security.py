@@ -60,19 +60,25 @@ class Secured:
     """One broker with a listener for SASL over TLS and one for client certificates; the plain one is the admin's."""
 
     def __init__(self, folder):
-        self.folder, self.ca = folder, trustme.CA()
+        self.folder, self.home = folder, folder / "home"
         self.admin_port, sasl, mutual = free_port(), free_port(), free_port()
         self.sasl, self.mutual = f"{LOOPBACK}:{sasl}", f"{LOOPBACK}:{mutual}"
-        server, client = self.ca.issue_cert(LOOPBACK), self.ca.issue_cert("etl@example.com", common_name="etl")
-        self.file("server.pem", pkcs8(server) + b"".join(pem.bytes() for pem in server.cert_chain_pems))
-        self.ca_file = self.file("ca.pem", self.ca.cert_pem.bytes())
+        self._certify()
         self.other_ca_file = self.file("other-ca.pem", trustme.CA().cert_pem.bytes())
-        self.cert_file = self.file("client.pem", client.cert_chain_pems[0].bytes())
-        self.key_file = self.file("client.key", pkcs8(client))
         self.secrets = [REDACTED, Path(self.key_file).read_text().splitlines()[1][:40]]
-        self._start(sasl, mutual)
+        self._configure(sasl, mutual)
+        self._start()
         self.admin = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{self.admin_port}", "log_level": 0})
         self._users()
+
+    def rotate(self):
+        """Another authority, other certificates and keys in the same files; the broker begins anew with them."""
+        self.stop()
+        self._certify()
+        self._start()
+
+    def stop(self):
+        process.end([psutil.Process(self.child.pid)])
 
     def file(self, name, content):
         path = self.folder / name
@@ -116,11 +122,18 @@ class Secured:
             producer.produce(topic, str(number).encode(), partition=0)
         assert producer.flush(20) == 0
 
-    def _start(self, sasl, mutual):
-        home = self.folder / "home"
-        state.create_home(home)
-        launch = broker.launch(home, self.admin_port, uuid4().hex, lambda _: None)
-        file = home / "kafka" / "server.properties"
+    def _certify(self):
+        ca = trustme.CA()
+        server, client = ca.issue_cert(LOOPBACK), ca.issue_cert("etl@example.com", common_name="etl")
+        self.file("server.pem", pkcs8(server) + b"".join(pem.bytes() for pem in server.cert_chain_pems))
+        self.ca_file = self.file("ca.pem", ca.cert_pem.bytes())
+        self.cert_file = self.file("client.pem", client.cert_chain_pems[0].bytes())
+        self.key_file = self.file("client.key", pkcs8(client))
+
+    def _configure(self, sasl, mutual):
+        state.create_home(self.home)
+        self.launch = broker.launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
+        file = self.home / "kafka" / "server.properties"
         told = file.read_text()
         listeners = f",SASL://{LOOPBACK}:{sasl},MUTUAL://{LOOPBACK}:{mutual}"
         for name in ("listeners", "advertised.listeners"):
@@ -138,8 +151,10 @@ ssl.truststore.location={self.ca_file}
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
 """)
-        log = home / "logs" / "kafka.log"
-        self.child = process.start(launch, log)
+
+    def _start(self):
+        log = self.home / "logs" / "kafka.log"
+        self.child = process.start(self.launch, log)
         give_up_at = time.monotonic() + START_SECONDS
         while not broker.is_ready(self.admin_port):
             assert self.child.poll() is None, process.last_lines(log)
@@ -161,7 +176,7 @@ def secured(services, tmp_path_factory):
     """The broker, for all tests of this module."""
     found = Secured(tmp_path_factory.mktemp("secured"))
     yield found
-    process.end([psutil.Process(found.child.pid)])
+    found.stop()
 
 
 @pytest.fixture
@@ -314,3 +329,24 @@ def test_a_refusal_is_a_named_error_in_time(secured):
     assert "certificate verify failed" in authority
     assert "Set ssl_ca_location" in authority
     assert max(first, second) < 10
+
+
+def test_certificates_that_are_renewed_in_their_files_are_taken_up(tmp_path):
+    """The sensor's process lives for weeks: what it looks with is made anew; a live run ends with the reason."""
+    secured, group = Secured(tmp_path), f"etl-{uuid4().hex[:8]}"
+    try:
+        topic = secured.make_topic(group)
+        secured.produce(topic, 0, 10)
+        tp = kl.OffsetRange(topic, 0, 0, 10).topic_partition
+        before = secured.by_certificate().cluster().facts(group, [tp])
+        with secured.by_certificate().consumer(topics=[topic], group_id=group) as consumer:
+            consumer.commit(consumer.poll(20))
+            secured.rotate()
+            began = time.monotonic()
+            with pytest.raises(AccessRefusedError, match="certificate verify failed"):
+                while time.monotonic() < began + 60:
+                    consumer.poll(1)
+        after = secured.by_certificate().cluster().facts(group, [tp])
+        assert (before[tp].committed, after[tp].committed) == (None, 10)
+    finally:
+        secured.stop()

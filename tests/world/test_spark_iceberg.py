@@ -84,7 +84,13 @@ def asked(monkeypatch):
     return lambda: {name: calls[name] for name in calls if name != "ReleaseExecute"}
 
 
-def test_a_batch_is_three_analyses_and_one_execution(spark, table, asked):
+@pytest.fixture
+def plans_tell(spark):
+    """Whether plans of this server's Iceberg name snapshots; Spark 4.0's last runtime, 1.11, names none."""
+    return not spark.version.startswith("4.0.")
+
+
+def test_a_batch_is_three_analyses_and_one_execution(spark, table, asked, plans_tell):
     """Of the table, of its snapshot, of the rows; then they are written. What else was asked would cost each batch."""
     put(spark, table, orders(0, 5))
     before = asked()
@@ -92,11 +98,11 @@ def test_a_batch_is_three_analyses_and_one_execution(spark, table, asked):
     now = asked()
     assert {name: now[name] - before.get(name, 0) for name in now if now[name] > before.get(name, 0)} == {
         "AnalyzePlan": 3,
-        "ExecutePlan": 1,
+        "ExecutePlan": 1 if plans_tell else 3,
     }
 
 
-def test_the_snapshot_is_the_tables_own(spark, table, asked):
+def test_the_snapshot_is_the_tables_own(spark, table, asked, plans_tell):
     """None of a table without one, then the newest, the old one after a rollback, and never a branch's.
 
     A plan that names none may be one of an Iceberg that names none in any plan: that is asked for.
@@ -120,7 +126,8 @@ def test_the_snapshot_is_the_tables_own(spark, table, asked):
         before = asked()["ExecutePlan"]
         seen.append(its.snapshot_id(spark))
         executed = asked()["ExecutePlan"] - before
-        assert (executed == 0, seen[-1]) == (main() is not None, main()), "a plan that names one is enough"
+        assert seen[-1] == main()
+        assert (executed == 0) == (plans_tell and main() is not None), "a plan that names one is enough"
     assert (seen[0], seen[5], len(set(seen))) == (None, seen[1], 3)
 
 
