@@ -174,6 +174,22 @@ def test_what_keeps_the_table_is_away_or_refuses(warm_spark, table, rows, shaky,
     assert held(rows(table)) == once("first", 0, 10)
 
 
+def test_a_catalog_that_may_only_be_read(warm_spark, table, rows, shaky):
+    """Who writes is refused by name, with rows and without; who looks sees what there is."""
+    put(warm_spark, table, orders(0, 10))
+    same = table.replace("depot.", "shaky.")
+    shaky[0].fails = lambda method, _: 403 if method == "POST" else None
+    for end in (10, 20):
+        with pytest.raises(StorageError, match=f"orders:3:0-{end} could not be .*catalog shaky refuses this"):
+            put(warm_spark, same, orders(0, end), by="second")
+    with pytest.raises(StorageError, match="catalog shaky refuses this"):
+        put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
+    accounts = TableLedger(IcebergTable(same), lambda: warm_spark).accounts([TopicPartition("orders", 3)])
+    assert [tuple(span) for one in accounts.values() for span in one.done] == [(0, 10)]
+    shaky[0].mend()
+    assert held(rows(table)) == once("first", 0, 10)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
