@@ -84,7 +84,7 @@ class Row:
 
 ALL = tuple(CHECKS)
 ROWS = (  # each Python, Spark and broker that is allowed stands in one of them, and the corners are tried most
-    Row("oldest of all", "3.10", "oldest", "4.0.4", "3.7.2", ("fast tier", "sink", "demo", "classic")),
+    Row("oldest of all", "3.10", "oldest", "4.0.4", "3.3.2", ("fast tier", "sink", "demo", "classic")),
     Row("newest of all", "3.13", "newest", "4.1.4", "4.4.0", ALL),
     Row("requirements.lock", "3.11", "locked", "4.1.3", "4.3.1", ("fast tier", "demo", "classic", "KIP-848")),
     Row("older Spark and broker", "3.12", "newest", "4.0.5", "3.9.2", ("fast tier", "demo", "classic")),
@@ -92,7 +92,7 @@ ROWS = (  # each Python, Spark and broker that is allowed stands in one of them,
     Row("oldest Python, newest packages", "3.10", "newest", "4.1.4", "4.1.2", ("fast tier", "classic", "KIP-848")),
     Row("Kafka 4.2", "3.11", "locked", "4.1.3", "4.2.2", ("classic", "KIP-848")),
     Row("Kafka 3.8", "3.11", "locked", "4.1.3", "3.8.1", ("classic",)),
-    Row("Kafka 3.3", "3.11", "locked", "4.1.3", "3.3.2", ("demo", "classic")),
+    Row("Kafka 3.7", "3.11", "locked", "4.1.3", "3.7.2", ("classic",)),
 )
 
 
