@@ -35,6 +35,7 @@ PACKAGES = {  # what uv is told of those that pyproject.toml allows
     "newest": ["--resolution", "highest"],
     "locked": ["--requirements", "requirements.lock"],
 }
+OVERRIDES = {"oldest": ["pydantic==2.10"]}  # `dg`, of the development's tools alone, wants a newer one
 OF_THE_SINK = ("spark_iceberg", "spark_job", "spark_session", "layouts", "refused", "decoded", "functions")
 TIMELINE = ["kafka-liveness", "timeline", "--poll-interval", "6", "--stall", "18"]
 CHECKS = {
@@ -116,7 +117,8 @@ class Workshop:
         module, found = re.subn(r'(name="kafka_2.13" rev=)"[^"]+"', rf'\1"{self._row.broker}"', broker.read_text())
         assert found == 1
         broker.write_text(module)
-        (self._folder / "overrides.txt").write_text(f"pyspark[connect]=={self._row.spark}\n")
+        overrides = [f"pyspark[connect]=={self._row.spark}", *OVERRIDES.get(self._row.packages, ())]
+        (self._folder / "overrides.txt").write_text("\n".join(overrides))
         wanted = ["--overrides", "overrides.txt", *PACKAGES[self._row.packages], "--editable", ".[dev]"]
         self._run("install", [str(UV), "venv", "--python", python, ".venv"])
         self._run("install", [str(UV), "pip", "install", *wanted])

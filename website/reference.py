@@ -121,7 +121,7 @@ def _of_a_resource(resource: type[CheckedResource]) -> Iterator[str]:
     yield f"## kl.{resource.__name__}\n\n{in_markdown(_doc(resource))}"
     for name in resource.checked_by.model_fields:
         one = resource.model_fields[name]
-        default = one.get_default(call_default_factory=True)
+        default = one.get_default(call_default_factory=True, validated_data={})
         yield _setting(name, wanted(resource.checked_by, name), default, one.description or "")
 
 
