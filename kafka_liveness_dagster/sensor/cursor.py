@@ -175,6 +175,25 @@ class GroupCursor(BaseModel, frozen=True):
         except ValidationError:
             return cls()
 
+    def as_of(self, now: float) -> GroupCursor:
+        """The same for a clock that was set back since: nothing waits for a moment that was past already."""
+        if max(self.observed_at, self.checked_at, self.looked_at) <= now + 1:  # which is rounded
+            return self
+        since = self.rebalancing_since
+        return self.model_copy(
+            update={
+                "observed_at": 0.0,
+                "checked_at": min(self.checked_at, now),
+                "watched": min(self.watched, now),
+                "rebalancing_since": None if since is None else min(since, now),
+                "absent": {
+                    run: (min(at, int(now)), min(heard, int(now)), *rest)
+                    for run, (at, heard, *rest) in self.absent.items()
+                },
+                "looked_at": min(self.looked_at, now),
+            }
+        )
+
     def encode(self) -> str:
         """The cursor as Dagster stores it."""
         return self.model_dump_json(exclude_defaults=True)

@@ -119,7 +119,7 @@ def _counted(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
 def _delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
     """How many of the newest runs failed in a row, and whether it is too early for the next one."""
     failed = _failed(records)
-    since = now - (failed[0].end_time or now) if failed else 0.0
+    since = abs(now - (failed[0].end_time or now)) if failed else 0.0  # of one to come on a clock that was set back
     return len(failed), since < restart_delay_seconds(len(failed))
 
 

@@ -142,7 +142,8 @@ class _Watch:
     def tick(self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLook | None) -> dg.SensorResult:
         set_up()
         instance = context.instance
-        cursor, now = GroupCursor.decode(context.cursor), time.time()
+        now = time.time()
+        cursor = GroupCursor.decode(context.cursor).as_of(now)
         for commit_log in (self.group_id, *([self.group_id + CATCH_UP_SUFFIX] if cursor.owed else [])):
             cluster.meet(commit_log)
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS

@@ -205,6 +205,27 @@ def test_a_run_that_worked_for_long_does_not_fail_all_the_time(world, instance, 
     assert (desk.wanted() == []) is delayed
 
 
+def test_a_clock_that_is_set_back_holds_nothing_up(world, instance, monkeypatch):
+    """The host's was a day ahead while runs failed: the next one starts, and the group is told of, without that day."""
+    world.grow_to(10)
+    desk, now = Desk(world, instance), time.time()
+    tomorrow, records = now + 86_400, instance.get_run_records
+    monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: tomorrow))
+    for _ in range(4):
+        desk.run("live", FAILURE)
+    monkeypatch.setattr(
+        type(instance),
+        "get_run_records",
+        lambda _, *a, **k: [record._replace(start_time=tomorrow, end_time=tomorrow) for record in records(*a, **k)],
+    )
+    assert desk.wanted() == [], "four in a row"
+    monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: now))
+    told = desk.tick()
+    assert [request.job_name for request in told.run_requests] == ["orders_job"]
+    assert told.asset_events, "it was observed a day from now"
+    assert not desk.tick().asset_events, "and now"
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_run_that_commits_does_not_fail_all_the_time(world, instance, commits):
     """Four that die one after the other, as on a host that loses its workers; and four that die of a batch."""
