@@ -165,8 +165,8 @@ def main(only: tuple[str, ...], write: Path | None, *, again: bool) -> None:
     """Try the package as committed with each combination of versions that stands for what the metadata allows.
 
     What passed is not tried again: what was interrupted goes on, and what was mended is tried alone. An hour in all,
-    most of it the demos; 1.5 GB of disk while a row is tried, and as much in uv's cache for each Spark. With pyenv, let
-    PYENV_VERSION name a Python of each. Exit code 1 unless all passed.
+    most of it the demos; 1.5 GB of disk while a row is tried, and up to as much for each in uv's cache, which `uv cache
+    clean` gives back. With pyenv, let PYENV_VERSION name a Python of each. Exit code 1 unless all passed.
 
     \b
     Example:
