@@ -70,7 +70,8 @@ class Cluster:
             near = difflib.get_close_matches(missing[0], known, n=3)
             hint = f"; did you mean {' or '.join(near)}" if near else f"; the cluster has {len(known)} topics"
             raise TopicNotFoundError(
-                f"topic {missing[0]!r} does not exist at {self.settings.bootstrap_servers}{hint}. Create it first: "
+                f"topic {missing[0]!r} does not exist at {self.settings.bootstrap_servers}"
+                f"{self.settings.security.unseen}{hint}. Create it first: "
                 "a group that waits for a topic would look healthy and consume nothing"
             )
         found = [TopicPartition(topic, partition) for topic in topics for partition in sorted(known[topic].partitions)]

@@ -62,6 +62,14 @@ class Security:
         """Another number where the files held something else when this was made."""
         return hash(tuple(self.spark().items()))
 
+    @property
+    def unseen(self) -> str:
+        """Why what is there may not be shown, in an error's words: a broker does not tell it from what is not there."""
+        if self.security_protocol == "PLAINTEXT":
+            return ""
+        who = f"user {self.sasl_username!r}" if self.sasl_username else "this client"
+        return f", or {who} may not see it, which takes READ"
+
     def client(self) -> dict[str, str]:
         """What librdkafka is told: nothing that nobody set."""
         given = {name: getattr(self, name) for name in NAMES}

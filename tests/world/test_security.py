@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -36,6 +37,7 @@ from dagster._serdes import serialize_value
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.embedded import broker, process, state
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError
@@ -115,6 +117,13 @@ class Secured:
         """Let everybody who has logged in do this."""
         told = [AclBinding(*of, "User:*", "*", operation, AclPermissionType.ALLOW) for *of, operation in rules]
         self._done(self.admin.create_acls(told))
+
+    def withdraw(self, kind, name):
+        """Take back what everybody may do with it."""
+        anything = AclBindingFilter(
+            kind, name, ResourcePatternType.LITERAL, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        self._done(dict(enumerate(self.admin.delete_acls([anything]).values())))
 
     def produce(self, topic, first, end):
         producer = Producer(self.resource().settings().client("producer"))
@@ -306,6 +315,37 @@ def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
     assert "This is the timeline of KIP-62: yes" in played.output
     assert not [secret for secret in secured.secrets if secret in played.output]
     assert not [name for name in secured.admin.list_topics(timeout=10).topics if name.startswith(names)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (ResourceType.TOPIC, "TOPIC_AUTHORIZATION_FAILED|user 'etl' may not see it"),
+        (ResourceType.GROUP, "GROUP_AUTHORIZATION_FAILED"),
+    ],
+)
+def test_rights_that_are_withdrawn_end_the_run_by_name(secured, kind, says):
+    """While it is at work: nothing more is committed, and who looks at the group or begins anew is told, too."""
+    group = f"etl-{uuid4().hex[:8]}"
+    topic = secured.make_topic(group)
+    kafka, tp = secured.resource(), kl.OffsetRange(topic, 0, 0, 10).topic_partition
+    settings = {"topics": [topic], "group_id": group}
+    secured.produce(topic, 0, 10)
+    with pytest.raises(KafkaLivenessError, match=says), kafka.consumer(**settings, max_poll_records=4) as consumer:
+        consumer.commit(consumer.poll(20))
+        secured.withdraw(kind, topic if kind is ResourceType.TOPIC else group)
+        give_up_at = time.monotonic() + 60
+        while time.monotonic() < give_up_at:
+            batch = consumer.poll(1)
+            if batch is not None:
+                consumer.commit(batch)
+    with pytest.raises(KafkaLivenessError, match=says):
+        kafka.cluster().facts(group, kafka.cluster().partitions([topic]))
+    with pytest.raises(KafkaLivenessError, match=says), kafka.consumer(**settings) as consumer:
+        consumer.poll(20)
+    rest = ((ResourceType.TOPIC, topic, AclOperation.READ), (ResourceType.GROUP, group, AclOperation.READ))
+    secured.allow(*((what, name, ResourcePatternType.LITERAL, may) for what, name, may in rest))
+    assert kafka.cluster().facts(group, [tp])[tp].committed < 10
 
 
 def test_a_refusal_is_a_named_error_in_time(secured):
