@@ -17,12 +17,14 @@ from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.run_marks import run_of_client, run_of_place
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
 from kafka_liveness_dagster.kafka.answers import both_logs
+from kafka_liveness_dagster.kafka.times import held_back
 from kafka_liveness_dagster.kafka.witness import believed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.core.transactions import HeldBack
     from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.answers import Commit, GroupMember
@@ -95,11 +97,12 @@ class MemberStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group at one moment."""
+    """A group at one moment; ``held`` is what waits behind open transactions, which is no lag yet."""
 
     group_id: str
     partitions: tuple[PartitionStatus, ...]
     members: tuple[MemberStatus, ...]
+    held: tuple[HeldBack, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """One object; offsets are half-open ranges."""
@@ -110,6 +113,15 @@ class GroupStatus:
             "owed_offsets": sum(p.seen.owed for p in self.partitions),
             "members": [member.as_json() for member in self.members],
             "partitions": [partition.as_json() for partition in self.partitions],
+            "behind_open_transactions": [
+                {
+                    "partition": str(one.topic_partition),
+                    "offset": one.offset,
+                    "offsets": one.offsets,
+                    "seconds": one.seconds,
+                }
+                for one in self.held
+            ],
         }
 
 
@@ -145,7 +157,8 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: W
     bounds = cluster.log_bounds(wanted)
     partitions = tuple(_partition(tp, first.get(tp), second.get(tp), bounds[tp]) for tp in wanted)
     marks = {p.seen.topic_partition: p.seen.mark for p in partitions}
-    return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _runs(m, marks)) for m in members))
+    held = held_back(cluster, group_id, {tp: end for tp, (_, end) in bounds.items()})
+    return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _runs(m, marks)) for m in members), held)
 
 
 def _check_identity(  # noqa: PLR0917

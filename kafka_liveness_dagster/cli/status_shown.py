@@ -40,7 +40,8 @@ def show(found: GroupStatus) -> Group:
         for p in found.partitions
         if p.foreign is not None
     ]
-    return Group(title, _partitions_table(found), *warnings, *([_members_table(found)] if found.members else []))
+    held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.held]
+    return Group(title, _partitions_table(found), *warnings, *held, *([_members_table(found)] if found.members else []))
 
 
 def watch(look: Callable[[], GroupStatus], seconds: float) -> None:

@@ -13,6 +13,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.transactions import HeldBack
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS
 from kafka_liveness_dagster.kafka.clients import admin_client, made
 from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, named
@@ -57,13 +58,38 @@ def seconds_behind(
     return max(0, *behind) / 1000 if behind else None
 
 
-def timestamps(cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def held_back(cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int]) -> tuple[HeldBack, ...]:
+    """What waits behind open transactions; since when, of the ten partitions where most does.
+
+    Args:
+        cluster: where they are.
+        group_id: in whose name they are read: nothing is joined or committed.
+        ends: the last stable offsets; a transaction that ends meanwhile may be told of once more.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    very_ends = _listed(cluster, ends, OffsetSpec.latest(), "asking where the logs end")
+    waiting = {tp: at.offset - ends[tp] for tp, at in very_ends.items() if at.offset > ends[tp]}
+    if not waiting:
+        return ()
+    worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_WORST]
+    began = timestamps(cluster, group_id, {tp: ends[tp] for tp in worst}, isolation="read_uncommitted")
+    ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items()}
+    return tuple(HeldBack(tp, ends[tp], count, ages.get(tp)) for tp, count in waiting.items())
+
+
+def timestamps(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int], isolation: str = "read_committed"
+) -> dict[TopicPartition, int]:
     """Milliseconds of the first record at or behind each offset, of those that came in time.
 
     At the offset itself may be none: a transaction's marker, or what compaction took.
     """
     settings = cluster.settings
-    config = {**settings.reader(group_id, "kafka-liveness/behind"), "auto.offset.reset": "earliest"}
+    reader = settings.reader(group_id, "kafka-liveness/behind")
+    config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
     client: Any = made(Consumer, config)
     found: dict[TopicPartition, int] = {}
     unheard, give_up_at = set(offsets), time.monotonic() + _SECONDS

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.bad_records import OwedLetters
 from kafka_liveness_dagster.core.health import Gravity, Verdict
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
 from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.transactions import HeldBack, judged
 from kafka_liveness_dagster.sensor.look import GroupLook
 from kafka_liveness_dagster.sensor.observations import jumped
 from kafka_liveness_dagster.sensor.table_look import TableLook
@@ -31,7 +32,7 @@ _CONNECT_SECONDS = 10.0  # a run may wait, a tick of the sensor may not: on a bu
 _WHAT = {
     GROUP_ALIVE: "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that is "
     "in progress and no member, and when records wait and nobody reads them.",
-    LAG: "Offsets that the live lane has still to read, at most max_lag.",
+    LAG: "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that nobody ends.",
     RETENTION: "The broker deletes nothing that waits for either lane, and will not soon: nothing waits in the oldest "
     "tenth of a log that retention has begun to delete.",
     EXACT: "Every offset below the committed one, since the group began, is in the table, owed, or told as lost: the "
@@ -89,8 +90,8 @@ class GroupChecks:
             look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
             waiting = [key for key in existing if is_key(key) and key not in materialized]
             unlisted = new_keys(look.owed, existing, materialized)
-            judged = self.evaluate(look, instance, waiting, time.time(), unlisted=unlisted, table=table)
-            for evaluated in judged:
+            held, now = look.held(cluster, self.group_id), time.time()
+            for evaluated in self.evaluate(look, instance, waiting, now, unlisted=unlisted, table=table, held=held):
                 if dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name) in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(
                         passed=evaluated.passed,
@@ -126,6 +127,7 @@ class GroupChecks:
         requested: bool = False,
         forgotten: Sequence[str] = (),
         table: TableLook | None = None,
+        held: Sequence[HeldBack] = (),
     ) -> list[dg.AssetCheckEvaluation]:
         """Judge one look.
 
@@ -138,13 +140,14 @@ class GroupChecks:
             requested: a live run is being requested at this moment.
             forgotten: ranges that nobody remembered to be owed, and that are not done yet.
             table: which was asked with the look, and may be asked for dead letters.
+            held: what waits behind open transactions.
         """
         seen = look.snapshot
         ages = {run_mark(record.dagster_run.run_id): now - _began(record) for record in look.records}
         found = self._found_at(look, instance, waiting)
         verdicts = {
             GROUP_ALIVE: health.group_alive(seen, ages, self.ghost_after_seconds, requested=requested),
-            LAG: health.lag_below(seen.partitions, self.max_lag),
+            LAG: judged(health.lag_below(seen.partitions, self.max_lag), held),
             RETENTION: health.retention(seen.partitions, self.max_poll_records),
             CRASH_LAG_AGE: health.crash_lag_age(
                 seen.partitions, max(0.0, now - (found or now)), unlisted, self.max_crash_lag_age_seconds

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.transactions import HeldBack
     from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
@@ -98,6 +99,12 @@ class GroupLook:
     def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
         """Each by its name."""
         return {seen.topic_partition: seen for seen in self.snapshot.partitions}
+
+    def held(self, cluster: Cluster, group_id: str) -> Sequence[HeldBack]:
+        """What waits behind open transactions now, as ``kafka.times.held_back`` tells it."""
+        from kafka_liveness_dagster.kafka.times import held_back  # noqa: PLC0415 - confluent_kafka stays lazy
+
+        return held_back(cluster, group_id, {tp: seen.log_end for tp, seen in self.partitions.items()})
 
     @property
     def live_in_progress(self) -> list[dg.DagsterRun]:

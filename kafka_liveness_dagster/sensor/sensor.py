@@ -182,6 +182,7 @@ class _Watch:
                 requested=bool(wanted),
                 forgotten=memory.forgotten,
                 table=table,
+                held=look.held(cluster, self.group_id),
             )
             judged, outcomes, checked_at = news(judged, outcomes, checked_at, now, forgotten=forgotten)
         if self.windows is not None and table is not None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
+
 import dagster as dg
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli import main as cli
 from tests.world.both_lanes import Tables, await_log_end, owe_everything, records
 from tests.world.one_group import SECONDS, World, join
 
@@ -20,11 +26,12 @@ class Transaction:
         self._producer = Producer({"bootstrap.servers": servers, "transactional.id": who, "log_level": 0})
         self._producer.init_transactions(SECONDS)
 
-    def begin(self, *values):
-        """Leave a transaction open whose records are in the log."""
+    def begin(self, *values, seconds_ago=0):
+        """Leave a transaction open whose records are in the log, since so long by their timestamps."""
         self._producer.begin_transaction()
         for value in values:
-            self._producer.produce(self._topic, value.encode(), partition=3)
+            at_ms = int(1000 * (time.time() - seconds_ago))
+            self._producer.produce(self._topic, value.encode(), partition=3, timestamp=at_ms)
         assert self._producer.flush(SECONDS) == 0
 
     def commit(self):
@@ -143,3 +150,47 @@ def test_a_hole_is_processed_like_anything_else(services, world, transaction, ta
         assert instance.get_materialized_partitions(orders.crash_lag.key) == {key}
     assert rows(table) == []
     assert w.kafka.cluster().facts(w.group, [w.tp])[w.tp].outstanding == ()
+
+
+def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transaction):
+    """The lag does not count it and never will: the check of the lag fails, and says what to do; status shows it."""
+    w = world
+    w.grow_to(100)
+    transaction.begin(*values("paid", 10), seconds_ago=1000)
+    w.log_end = 110
+    w.grow_to(120)
+    waits = f"20 offsets of {w.tp} wait behind a transaction that has been open at 100 for 1,0.. s"
+    with w.live() as consumer:
+        w.process(consumer, 100)
+        assert consumer.poll(1) is None, "nothing more is to be read"
+        checked = lag_of(w)
+        assert re.match(f"lag 0; no bound .*{waits}.*find-hanging", checked.description)
+        assert (checked.passed, checked.severity) == (False, dg.AssetCheckSeverity.WARN)
+        command = ["status", w.group, "--bootstrap-servers", w.kafka.bootstrap_servers]
+        told = CliRunner().invoke(cli.main, command, catch_exceptions=False).output
+        assert re.search(f"lag 0, .*{waits}", told, re.DOTALL)
+        transaction.abort()
+        await_log_end(w, 121)
+        checked = lag_of(w)
+        assert (checked.passed, "transaction" in checked.description) == (True, False)
+        told = CliRunner().invoke(cli.main, [*command, "--json"], catch_exceptions=False).output
+        assert json.loads(told)["behind_open_transactions"] == []
+
+
+def test_an_open_transaction_that_is_young_is_no_alarm(world, transaction):
+    """Its producer is at work: what it has sent is a number beside the lag."""
+    world.grow_to(100)
+    transaction.begin(*values("paid", 10))
+    checked = lag_of(world)
+    assert (checked.passed, checked.metadata["behind_open_transactions"].value) == (True, 10)
+    transaction.commit()
+
+
+def lag_of(world):
+    """What a run of the lag's check says."""
+    settings = {"topics": [world.topic], "group_id": world.group, "name": "orders", "table": "lake.shop.orders"}
+    asset = kl.kafka_asset(**settings)(lambda batch: batch)
+    chosen = dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey("orders"), "lag"))
+    resources = {"kafka": world.kafka, "spark": kl.SparkConnectResource(remote="sc://localhost:1")}
+    [told] = dg.materialize([asset.checks], selection=chosen, resources=resources).get_asset_check_evaluations()
+    return told
