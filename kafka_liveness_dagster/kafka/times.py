@@ -76,7 +76,7 @@ def held_back(cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int
         return ()
     worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_WORST]
     began = timestamps(cluster, group_id, {tp: ends[tp] for tp in worst}, isolation="read_uncommitted")
-    ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items()}
+    ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items() if at_ms > 0}
     return tuple(HeldBack(tp, ends[tp], count, ages.get(tp)) for tp, count in waiting.items())
 
 
