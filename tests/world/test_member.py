@@ -25,6 +25,7 @@ from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, KafkaRefusedError, TopicNotFoundError
 from kafka_liveness_dagster.kafka.link import RunLink
 from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.rebalance import answer_what_is_pending
 
 PARTITIONS = range(4)
 RUN, OTHER_RUN = "0badcafe", "b0b0b0b0"
@@ -381,6 +382,7 @@ def test_partitions_that_came_after_the_last_deal_are_dealt_to_a_successor(group
                 )
             )
     finally:
+        answer_what_is_pending(dead, is_static=True)
         dead.close()
 
 
