@@ -142,14 +142,9 @@ class Watchdog:
         self._news.set()
 
     def _watch(self) -> None:
-        was_alive = True
         try:
             while not self._stopped.wait(LOOK_SECONDS):
-                is_alive = self._parent_is_alive()
-                if was_alive and not is_alive:
-                    self._news.set()  # the cue to ask at once how the run is, and once
-                was_alive = is_alive
-                seen = Surroundings(is_alive, self._run_state, self._link.is_step)
+                seen = Surroundings(self._parent_is_alive(), self._run_state, self._link.is_step)
                 reason = reason_to_fence(self._timer, seen, now_ms())
                 if reason is not None and self._reason is None:
                     self._raise_fence(reason)
@@ -166,12 +161,17 @@ class Watchdog:
                 self._met = error
 
     def _ask(self) -> None:
+        asked_at_ms, orphaned = now_ms(), False
         while True:
-            self._news.wait(RUN_STATE_SECONDS)
+            self._news.wait(LOOK_SECONDS)
             self._news.clear()
             if self._stopped.is_set():
                 return  # who stopped it has the last word
             self._tell()
+            was_orphaned, orphaned = orphaned, not self._parent_is_alive()
+            if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and orphaned == was_orphaned:
+                continue  # a parent that died is the cue to ask at once, and once
+            asked_at_ms = now_ms()
             try:
                 self._run_state = self._link.state()
             except Exception:  # Dagster's database is away: the run goes on until someone says otherwise
