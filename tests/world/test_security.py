@@ -333,7 +333,8 @@ def test_rights_that_are_withdrawn_end_the_run_by_name(secured, kind, says):
     secured.produce(topic, 0, 10)
     with pytest.raises(KafkaLivenessError, match=says), kafka.consumer(**settings, max_poll_records=4) as consumer:
         consumer.commit(consumer.poll(20))
-        secured.withdraw(kind, topic if kind is ResourceType.TOPIC else group)
+        for name in (topic, "*") if kind is ResourceType.TOPIC else (group,):
+            secured.withdraw(kind, name)
         give_up_at = time.monotonic() + 60
         while time.monotonic() < give_up_at:
             batch = consumer.poll(1)

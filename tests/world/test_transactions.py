@@ -24,7 +24,8 @@ class Transaction:
     def __init__(self, world, name):
         self._topic = world.topic
         servers, who = world.kafka.bootstrap_servers, f"{world.topic}-{name}"
-        self._producer = Producer({"bootstrap.servers": servers, "transactional.id": who, "log_level": 0})
+        settings = {"transactional.id": who, "transaction.timeout.ms": 600_000, "log_level": 0}
+        self._producer = Producer({"bootstrap.servers": servers, **settings})
         self._producer.init_transactions(SECONDS)
 
     def begin(self, *values, seconds_ago=0):
@@ -168,8 +169,12 @@ def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transac
         assert re.match(f"lag 0; no bound .*{waits}.*find-hanging", checked.description)
         assert (checked.passed, checked.severity) == (False, dg.AssetCheckSeverity.WARN)
         command = ["status", w.group, "--bootstrap-servers", w.kafka.bootstrap_servers]
-        status = lambda: CliRunner().invoke(cli.main, command, catch_exceptions=False).output  # noqa: E731
-        wait_for(lambda: re.search(f"lag 0, .*{waits}", status(), re.DOTALL))
+
+        def shown():
+            told = CliRunner().invoke(cli.main, command, catch_exceptions=False).output
+            return re.search(f"lag 0, .*{waits}", " ".join(told.split()))  # it is folded to the width there is
+
+        wait_for(shown)
         transaction.abort()
         await_log_end(w, 121)
         checked = lag_of(w)
