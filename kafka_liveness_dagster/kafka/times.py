@@ -64,20 +64,24 @@ def held_back(cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int
     Args:
         cluster: where they are.
         group_id: in whose name they are read: nothing is joined or committed.
-        ends: the last stable offsets; a transaction that ends meanwhile may be told of once more.
+        ends: the last stable offsets, as of a moment ago.
 
     Raises:
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
     very_ends = _listed(cluster, ends, OffsetSpec.latest(), "asking where the logs end")
-    waiting = {tp: at.offset - ends[tp] for tp, at in very_ends.items() if at.offset > ends[tp]}
+    behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
+    stable = {
+        tp: end for tp, (_, end) in cluster.log_bounds(behind).items()
+    }  # later: what came meanwhile is behind none
+    waiting = {tp: very_ends[tp].offset - end for tp, end in stable.items() if very_ends[tp].offset > end}
     if not waiting:
         return ()
     worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_WORST]
-    began = timestamps(cluster, group_id, {tp: ends[tp] for tp in worst}, isolation="read_uncommitted")
+    began = timestamps(cluster, group_id, {tp: stable[tp] for tp in worst}, isolation="read_uncommitted")
     ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items() if at_ms > 0}
-    return tuple(HeldBack(tp, ends[tp], count, ages.get(tp)) for tp, count in waiting.items())
+    return tuple(HeldBack(tp, stable[tp], count, ages.get(tp)) for tp, count in waiting.items())
 
 
 def timestamps(

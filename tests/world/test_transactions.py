@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
+from kafka_liveness_dagster.kafka.times import held_back
 from tests.world.both_lanes import Tables, await_log_end, owe_everything, records
 from tests.world.one_group import SECONDS, World, join
 from tests.world.stories import wait_for
@@ -190,6 +191,12 @@ def test_an_open_transaction_that_is_young_is_no_alarm(world, transaction):
     checked = lag_of(world)
     assert (checked.passed, checked.metadata["behind_open_transactions"].value) == (True, 10)
     transaction.commit()
+
+
+def test_what_has_come_since_the_look_is_behind_no_transaction(world):
+    """A busy topic has grown when its very end is asked for."""
+    world.grow_to(100)
+    assert held_back(world.kafka.cluster(), world.group, {world.tp: 90}) == ()
 
 
 def lag_of(world):
