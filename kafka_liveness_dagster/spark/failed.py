@@ -27,7 +27,7 @@ class Why(Enum):
     """Why a commit was refused that may be tried again."""
 
     WRITER = "a second writer of the same offsets"
-    CATALOG = "what holds the catalog's database"  # or two made the same namespace at once
+    CATALOG = "what holds the catalog's database"
     CUTS_A_FILE = "files that hold more than the batch"
     TAKEN = "rows of these offsets, from an attempt before"
     UNKNOWN = "a catalog that does not say whether it took a commit"

@@ -177,13 +177,21 @@ def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]
         namespace = ".".join(parts[:depth])
         try:
             session.sql(f"CREATE NAMESPACE {namespace}")
-        except PySparkException as error:
-            if error.getCondition() == "SCHEMA_ALREADY_EXISTS":
+        except PySparkException:
+            if _is_there(session, namespace):  # made by others, or the answer was lost: a catalog tells it in many ways
                 continue
             _drop_namespaces(session, made)
             raise
         made.append(namespace)
     return made
+
+
+def _is_there(session: SparkSession, namespace: str) -> bool:
+    try:
+        session.sql(f"DESCRIBE NAMESPACE {namespace}")
+    except PySparkException:
+        return False
+    return True
 
 
 def _drop_namespaces(session: SparkSession, made: Sequence[str]) -> None:

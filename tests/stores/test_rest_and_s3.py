@@ -225,6 +225,15 @@ def test_a_namespace_that_may_not_be_made(warm_spark, table, catalog, shaky):
     assert put(warm_spark, same, orders(0, 10)).rows == 10
 
 
+@pytest.mark.parametrize("status", [0, 500])
+def test_a_namespace_that_was_made_though_the_catalog_failed(warm_spark, table, rows, shaky, status):
+    """Its answer was lost, or another writer made it in the same moment, which a catalog in a database tells as a 500."""
+    shaky[0].loses = lambda method, path: status if method == "POST" and path.endswith("/namespaces") else None
+    done = put(warm_spark, table.replace("depot.", "shaky."), orders(0, 10))
+    assert (done.rows, done.attempts) == (10, 1)
+    assert held(rows(table)) == once("first", 0, 10)
+
+
 def test_a_catalog_that_shows_the_newest_snapshot_alone(warm_spark, table, rows, shaky):
     """Nessie's REST did: writers are told apart all the same, and the table says that it cannot tell all."""
     same = table.replace("depot.", "shaky.")
