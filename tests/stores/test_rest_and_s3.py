@@ -227,7 +227,7 @@ def test_a_namespace_that_may_not_be_made(warm_spark, table, catalog, shaky):
 
 @pytest.mark.parametrize("status", [0, 500])
 def test_a_namespace_that_was_made_though_the_catalog_failed(warm_spark, table, rows, shaky, status):
-    """Its answer was lost, or another writer made it in the same moment, which a catalog in a database tells as a 500."""
+    """Its answer was lost, or another writer was quicker, which a catalog in a database tells as a 500."""
     shaky[0].loses = lambda method, path: status if method == "POST" and path.endswith("/namespaces") else None
     done = put(warm_spark, table.replace("depot.", "shaky."), orders(0, 10))
     assert (done.rows, done.attempts) == (10, 1)
