@@ -120,15 +120,19 @@ class PartitionFacts:
         """Offsets that are accounted for without rows: forgiven, or lost and reported."""
         return union((*self.second.reported, *(self.account.reported if self.account else ())))
 
+    @property
+    def judged(self) -> tuple[Span, ...]:
+        """Of what the table's word counts: the group's life on this log, if it can tell all of it."""
+        return (Span(self.origin.start, MAX_OFFSET),) if self._table_tells and self.origin else ()
+
     def left_of(self, asked: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of these offsets is not proven done: by the table where it can tell, else by the two logs.
 
         Nothing is done because nobody remembers that it is owed.
         """
         in_table = self.account.done if self.account else ()
-        judged = (Span(self.origin.start, MAX_OFFSET),) if self._table_tells and self.origin else ()
-        by_table = difference(intersection(asked, judged), in_table)
-        elsewhere = difference(asked, (*judged, *in_table))
+        by_table = difference(intersection(asked, self.judged), in_table)
+        elsewhere = difference(asked, (*self.judged, *in_table))
         owed = self.second.outstanding(intersection(elsewhere, self.owed))
         forgotten = difference(elsewhere, (*self.owed, *self._word))
         again = (self.mark.again,) if self.mark and self.mark.again else ()

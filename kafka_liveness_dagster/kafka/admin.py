@@ -176,7 +176,10 @@ class Cluster:
         """
         if not partitions:
             return {}
-        first, second = (self.commits(group, partitions) for group in (group_id, group_id + CATCH_UP_SUFFIX))
+        both = (group_id, group_id + CATCH_UP_SUFFIX)
+        for group in both:
+            self.meet(group)
+        first, second = (self.commits(group, partitions) for group in both)
         asked = self._ask_topics({tp.topic for tp in partitions})  # is answered while the bounds are
         bounds = self.log_bounds(partitions)
         ids = self._topic_ids(asked)

@@ -28,7 +28,6 @@ _lock = threading.Lock()
 _Client = TypeVar("_Client", AdminClient, Consumer, Producer)
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
-_READER_BACKOFF_MS = 20  # a new client waits half of it for its coordinator; librdkafka's 100 ms cost 50 a look
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())
 quiet_log.propagate = False  # a refused connection is reported once, by our own error
@@ -69,8 +68,7 @@ def reader(group_id: str, settings: KafkaSettings) -> Consumer:
     """
 
     def make() -> Consumer:
-        config = settings.committer(group_id, "kafka-liveness/reader")
-        return made(Consumer, {"reconnect.backoff.ms": _READER_BACKOFF_MS, **config})
+        return made(Consumer, settings.committer(group_id, "kafka-liveness/reader"))
 
     return _kept(_readers, (group_id, settings), settings.security.trusted, make, _OPEN_READERS)
 

@@ -223,6 +223,7 @@ class LivenessConsumer:
 
     def _join(self) -> LiveLane:
         """A new membership; what no resume can work with is said before the group is disturbed."""
+        self._second_log()  # finds its coordinator while others are asked
         partitions = self._cluster.partitions(self.settings.topics)
         facts = witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness)
         for tp, found in facts.items():

@@ -221,8 +221,7 @@ class Member:
     def _poll(self, seconds: float, before_revoke: Finish | None) -> None:
         self.listening.begin()
         try:
-            with self._rebalance.poll(before_revoke):
-                message = self._client.poll(seconds)
+            message = self._rebalance.poll(self._client, seconds, before_revoke)
         finally:
             told_to_leave = self._standing.state is State.LEAVING
             self._standing.happened(Event.POLL_ENDED)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference, intersection
 from kafka_liveness_dagster.core.witnesses import (
     PartitionFacts,
     RowsMissingError,
@@ -99,8 +99,8 @@ class Proof:
         """Ask once more, after all was written: nothing is green that is not proven.
 
         Returns:
-            False where another run's record has replaced this one's since: the rows are there, and nobody says that
-            they are the new ones where offsets are processed again.
+            False where another run's record has replaced this one's since, or nobody vouches any more for what was done
+            before this run: it is processed once more.
 
         Raises:
             RowsMissingError: the witness lacks some of it.
@@ -110,7 +110,8 @@ class Proof:
         facts, without = self.look(), by_partition(left_out)
         left = {tp: difference(facts[tp].left_of(s), without.get(tp, ())) for tp, s in self._asked.items()}
         there = {tp: one.account.done if one.account else () for tp, one in facts.items()}
-        lacking = [OffsetRange(*tp, *span) for tp, spans in left.items() for span in difference(spans, there[tp])]
+        told = {tp: intersection(spans, facts[tp].judged) for tp, spans in left.items()}  # of the rest nobody would know
+        lacking = [OffsetRange(*tp, *span) for tp, spans in told.items() for span in difference(spans, there[tp])]
         if lacking:
             raise RowsMissingError(
                 f"{self._witness.target} lacks {', '.join(map(str, lacking[:5]))}, "

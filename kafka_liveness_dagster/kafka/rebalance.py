@@ -7,7 +7,7 @@ Decides nothing: where a partition goes on is the consumer's to settle before it
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
@@ -19,9 +19,9 @@ from kafka_liveness_dagster.kafka.errors import HandoverDueError
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, Message
     from confluent_kafka import TopicPartition as KafkaTopicPartition
 
     from kafka_liveness_dagster.core.member_state import Standing
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Finish = Callable[[Callable[[], None]], None]  # gets what it has to call while it waits
 
+_JOIN_SECONDS = 0.01
 _POLL_SECONDS = 0.1
 _LAST_POLLS = 50  # and not seconds, in which a process may be frozen
 
@@ -59,12 +60,19 @@ class Rebalance:
         self._before_revoke: Finish | None = None
         self._called_back, self._served_at = False, time.monotonic()
 
-    @contextmanager
-    def poll(self, before_revoke: Finish | None) -> Iterator[None]:
-        """Around one poll: who is to be called in it when partitions are about to go."""
-        self._before_revoke = before_revoke
+    def poll(self, client: Consumer, seconds: float, before_revoke: Finish | None) -> Message | None:
+        """The first message in time; ``before_revoke`` is called in it when partitions are about to go.
+
+        It ends as soon as this member is given its part: the client would poll on.
+        """
+        self._before_revoke, give_up_at = before_revoke, time.monotonic() + seconds
         try:
-            yield
+            while True:
+                was_given, left = self._ownership.is_given, max(0.0, give_up_at - time.monotonic())
+                message = client.poll(left if was_given else min(left, _JOIN_SECONDS))
+                is_news = message is not None or was_given is not self._ownership.is_given
+                if is_news or was_given or time.monotonic() >= give_up_at:
+                    return message
         finally:
             self._before_revoke = None
             self._end_of_poll()

@@ -39,11 +39,12 @@ def within(ranges: Sequence[OffsetRange]) -> str:
     """Whether a row's offset is in one of these ranges, as SQL; null where its partition has none.
 
     The numbers are looked up in arrays by the partition. Written as they are they would be part of the code that Spark
-    generates: each batch would have code of its own, compiled anew and run cold, for half of a small batch's time.
+    generates: each batch would have code of its own, compiled anew and run cold, for half of a small batch's time. Each
+    array ends with a null: those without any have other code.
 
     >>> from kafka_liveness_dagster.core.offsets import OffsetRange
-    >>> print(within([OffsetRange("t", 1, 7, 12)]))
-    (`topic` = 't' AND `offset` >= get(array(NULL, 7L), `partition`) AND `offset` < get(array(NULL, 12L), `partition`))
+    >>> print(within([OffsetRange("t", 0, 7, 12)]))
+    (`topic` = 't' AND `offset` >= get(array(7L, NULL), `partition`) AND `offset` < get(array(12L, NULL), `partition`))
     """
     return " OR ".join(
         f"(`topic` = '{topic}' AND `offset` >= get({_array(starts)}, `partition`) "
@@ -60,7 +61,7 @@ def _by_topic(layer: Iterable[OffsetRange]) -> Iterator[tuple[str, dict[int, int
 
 
 def _array(by_partition: Mapping[int, int]) -> str:
-    numbers = (by_partition.get(partition) for partition in range(max(by_partition) + 1))
+    numbers = (by_partition.get(partition) for partition in range(max(by_partition) + 2))
     return f"array({', '.join('NULL' if number is None else f'{number}L' for number in numbers)})"
 
 

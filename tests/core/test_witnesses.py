@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.limits import BrokerLimits
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, union
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import (
     OtherTableError,
@@ -100,6 +100,20 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
 def test_what_is_not_proven_done_is_left(found, asked, left):
     """An offset is done because a witness says so."""
     assert found.left_of(spans(*asked)) == spans(*left)
+
+
+@pytest.mark.parametrize(
+    ("found", "judged"),
+    [
+        pytest.param(facts(200, mark(), account((60, 200))), [(30, 50)], id="told"),
+        pytest.param(facts(200, mark(origin=Origin(60, ID)), account((60, 200), start=60)), [], id="older"),
+        pytest.param(facts(200, mark(), account((60, 200), complete=False)), [], id="the table cannot tell"),
+        pytest.param(facts(200, mark(), None), [], id="no table"),
+    ],
+)
+def test_of_what_the_word_of_the_table_counts(found, judged):
+    """An earlier version's commits vouched for 30-50; those that replaced them vouch for nothing so old."""
+    assert intersection(spans((30, 50)), found.judged) == spans(*judged)
 
 
 @pytest.mark.parametrize(

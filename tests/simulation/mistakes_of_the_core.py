@@ -211,7 +211,7 @@ OF_THE_CORE = [
     Made(live, "plan", newest_first, ""),
     Made(live, "plan", mix_partitions_up, ""),
     Made(catch_up, "plan", mix_partitions_up, ""),
-    Made(events, "new_keys", no_key_comes_twice, "everything up to the log end", first=750),
+    Made(events, "new_keys", no_key_comes_twice, "everything up to the log end", first=450),
     Made(SimulatedTable, "replaced", add_rows, "rows once"),
     Made(PartitionFacts, "missing", trust_strangers, "in silence"),
     Made(PartitionFacts, "missing", trust_our_commits, "in silence"),
