@@ -110,7 +110,7 @@ class Proof:
         facts, without = self.look(), by_partition(left_out)
         left = {tp: difference(facts[tp].left_of(s), without.get(tp, ())) for tp, s in self._asked.items()}
         there = {tp: one.account.done if one.account else () for tp, one in facts.items()}
-        told = {tp: intersection(spans, facts[tp].judged) for tp, spans in left.items()}  # of the rest nobody would know
+        told = {tp: intersection(spans, facts[tp].judged) for tp, spans in left.items()}  # of the rest nobody knows
         lacking = [OffsetRange(*tp, *span) for tp, spans in told.items() for span in difference(spans, there[tp])]
         if lacking:
             raise RowsMissingError(

@@ -182,6 +182,12 @@ def any_topic(*_):
 
 
 # An offset that is jumped over is owed anyway
+def roll_back_and_clean(world):
+    """Whoever sets a table back removes at once what was rolled away."""
+    enemies.roll_back(world)
+    enemies.expire_snapshots(world)
+
+
 POISONED = Histories(
     0.0,
     {"on_poison": "quarantine", "max_poll_records": 3, "events": 20},
@@ -192,6 +198,12 @@ SET_BACK = Histories(
     0.0,
     policy={"on_missing_rows": "owe"},
     weights={enemies.roll_back: 12, enemies.drop_table: 6, enemies.strangers_commit: 12, events.start_catch_up: 20},
+)
+_ONE_BY_ONE = (enemies.roll_back, enemies.expire_snapshots, enemies.compact, enemies.drop_table)
+CLEANED_AT_ONCE = Histories(
+    0.0,
+    {"max_runs": 2, "failure_rate": 0.0, "spark_failure_rate": 0.0},
+    weights={roll_back_and_clean: 8, events.produce: 30, **dict.fromkeys(_ONE_BY_ONE, 0.0)},
 )
 OF_THE_CORE = [
     Made(live, "resume", jump_without_owing, "in the table or owed"),
@@ -218,8 +230,8 @@ OF_THE_CORE = [
     Made(PartitionFacts, "left_of", believe_the_second_log, ""),
     Made(PartitionFacts, "reported", tell_nothing, "", first=200),
     Made(resume_module, "check_identity", any_topic, ""),
-    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=2_800),
-    Made(table_ledger, "is_set_back", never_set_back, "claims nothing", first=17_300),
+    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_850),
+    Made(table_ledger, "is_set_back", never_set_back, "claims nothing", CLEANED_AT_ONCE, 1_900),
     Made(table_ledger, "lineage", always_complete, "", first=180),
     Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=180),
     Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
