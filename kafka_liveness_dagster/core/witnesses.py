@@ -130,9 +130,9 @@ class PartitionFacts:
 
         Nothing is done because nobody remembers that it is owed.
         """
-        in_table = self.account.done if self.account else ()
-        by_table = difference(intersection(asked, self.judged), in_table)
-        elsewhere = difference(asked, (*self.judged, *in_table))
+        in_table, judged = self.account.done if self.account else (), self.judged
+        by_table = difference(intersection(asked, judged), in_table)
+        elsewhere = difference(asked, (*judged, *in_table))
         owed = self.second.outstanding(intersection(elsewhere, self.owed))
         forgotten = difference(elsewhere, (*self.owed, *self._word))
         again = (self.mark.again,) if self.mark and self.mark.again else ()

@@ -87,8 +87,8 @@ class KafkaSettings:
         return {
             "socket.timeout.ms": request_ms,
             "socket.connection.setup.timeout.ms": 10_000,  # Java's, for one accepted in silence
-            # Between two attempts to find a coordinator a new client waits half of it: with librdkafka's 100 ms a join
-            # took 70 ms and a first commit 60, with 20 ms each takes 25
+            # Between two attempts to find a coordinator a new client waits half of it: with librdkafka's 100 ms a first
+            # look, a join and a first commit take some 50 ms longer
             "reconnect.backoff.ms": 20,
             # Java's; librdkafka's 10 s are a whole session: a broker that is back would meet members gone
             "reconnect.backoff.max.ms": 1_000,

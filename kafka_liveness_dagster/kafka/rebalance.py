@@ -68,10 +68,9 @@ class Rebalance:
         self._before_revoke, give_up_at = before_revoke, time.monotonic() + seconds
         try:
             while True:
-                was_given, left = self._ownership.is_given, max(0.0, give_up_at - time.monotonic())
-                message = client.poll(left if was_given else min(left, _JOIN_SECONDS))
-                is_news = message is not None or was_given is not self._ownership.is_given
-                if is_news or was_given or time.monotonic() >= give_up_at:
+                left = max(0.0, give_up_at - time.monotonic())
+                message = client.poll(left if self._ownership.is_given else min(left, _JOIN_SECONDS))
+                if message is not None or self._ownership.is_given or time.monotonic() >= give_up_at:
                     return message
         finally:
             self._before_revoke = None

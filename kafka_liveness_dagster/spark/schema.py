@@ -177,8 +177,9 @@ def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]
         namespace = ".".join(parts[:depth])
         try:
             session.sql(f"CREATE NAMESPACE {namespace}")
-        except PySparkException:
-            if _is_there(session, namespace):  # made by others, or the answer was lost: a catalog tells it in many ways
+        except PySparkException as error:
+            # Others were quicker, or the answer was lost: not every catalog has a word for it
+            if error.getCondition() == "SCHEMA_ALREADY_EXISTS" or _is_there(session, namespace):
                 continue
             _drop_namespaces(session, made)
             raise

@@ -156,25 +156,22 @@ class Service:
     def __init__(self, host, unit):
         self.unit, self.invocation = unit, uuid4().hex
         self.log = host.root / f"{unit.name}-{self.invocation[:4]}.log"
-        with self.log.open("wb") as log:
-            if first := unit.words("ExecStartPre"):
-                assert self._process(host, first, log).wait(PATIENCE) == 0, self.said()
-            self.main = self._process(host, unit.words("ExecStart"), log)
-
-    def _process(self, host, command, log):
-        unit = self.unit
         families = ",".join(unit.words("RestrictAddressFamilies"))
-        confined = [sys.executable, "-I", CONFINED, ",".join(unit.system_calls()), families]
-        return subprocess.Popen(
-            [*host.becomes, *confined, *host.words(command)],
-            cwd=host.path(*unit.told("WorkingDirectory")),
-            env=self._environment(host),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            umask=int(*unit.told("UMask"), 8),
-        )
+        confined = [*host.becomes, sys.executable, "-I", CONFINED, ",".join(unit.system_calls()), families]
+        with self.log.open("wb") as log:
+            way = {
+                "cwd": host.path(*unit.told("WorkingDirectory")),
+                "env": self._environment(host),
+                "stdin": subprocess.DEVNULL,
+                "stdout": log,
+                "stderr": subprocess.STDOUT,
+                "start_new_session": True,
+                "umask": int(*unit.told("UMask"), 8),
+            }
+            if first := host.words(unit.words("ExecStartPre")):
+                done = subprocess.run([*confined, *first], timeout=PATIENCE, check=False, **way)
+                assert done.returncode == 0, self.said()
+            self.main = subprocess.Popen([*confined, *host.words(unit.words("ExecStart"))], **way)
 
     def _environment(self, host):
         """What systemd gives a service, and nothing else."""

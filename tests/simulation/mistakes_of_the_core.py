@@ -181,13 +181,13 @@ def any_topic(*_):
     """A topic made anew passes for the old one."""
 
 
-# An offset that is jumped over is owed anyway
 def roll_back_and_clean(world):
     """Whoever sets a table back removes at once what was rolled away."""
     enemies.roll_back(world)
     enemies.expire_snapshots(world)
 
 
+# An offset that is jumped over is owed anyway
 POISONED = Histories(
     0.0,
     {"on_poison": "quarantine", "max_poll_records": 3, "events": 20},
