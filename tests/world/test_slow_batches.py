@@ -99,6 +99,23 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     assert committed[0].startswith(f"committed {world.topic}:0:0-2: 2 rows")
 
 
+def test_a_transform_slow_in_python_comes_again_at_half_its_size_too(world, rows, budget, monkeypatch):
+    """It asks nothing of Spark for longer than a cancelled batch may take to end: no fault of Spark's."""
+    monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.5)
+    calls = []
+
+    def transform(batch):
+        calls.append(batch)
+        if len(calls) == 1:
+            time.sleep(budget + 2)  # what it does all that time, a lookup over the network say
+        return slow_if("false")(batch)
+
+    run = world.run(world.asset(transform))
+    assert run.success, run.failure_data_for_node("orders").error.cause
+    assert [row["offset"] for row in rows(world.table)] == list(range(OFFSETS))
+    assert "At most 2 offsets next" in world.said(run, "longer than its process timeout")[0]
+
+
 def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
     """The default: nothing behind it is processed, nothing of it is committed, and the error says where it is."""
     run = world.run(world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST))

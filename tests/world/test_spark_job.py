@@ -142,6 +142,28 @@ def test_cancelling_one_job_leaves_every_other_alone(own, spark, orders, table, 
     assert held(rows(table)) == [*once("first", 0, 10), (110, "same session"), (111, "other session")]
 
 
+def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypatch):
+    """Its thread works in Python for longer than a cancel waits: Spark owes nothing, and its connection stays."""
+    monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.5)
+    job, at_work, goes_on = SparkJob(own), threading.Event(), threading.Event()
+
+    def work():
+        with job:
+            own.range(1).count()
+            at_work.set()
+            goes_on.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        assert at_work.wait(30)
+        assert not job.cancel(timeout_seconds=2.0), "it is at work all that time"
+        assert not job.is_given_up
+        goes_on.set()
+        with pytest.raises(SparkCancelledError, match="nothing more is started"):
+            done.result(30)
+    assert own.range(3).count() == 3
+
+
 def test_cancel_between_two_operations_stops_the_next(own, orders, table):
     """Cancelled while no operation runs: the next one is never sent, and the table is not even made."""
     topic, kafka, _ = orders
