@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typing_extensions import Self
 
-_EVERY_SECONDS = 0.2
+_INTERRUPT_EVERY_SECONDS = 0.2
 GIVE_UP_SECONDS = 20.0
 """From the cancel on. A server that lives ends an operation in tenths of a second, one that is busy in a few."""
 
@@ -40,7 +40,7 @@ class SparkJob:
 
     It may be entered again, by another thread too: what is cancelled stays so. A cancelled job raises
     :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like success. One
-    for which Spark owes an answer ``GIVE_UP_SECONDS`` long takes its session's connection with it:
+    that does not end within ``GIVE_UP_SECONDS``, since Spark owes an answer, takes its session's connection with it:
     :class:`SparkSilentError`.
 
     Args:
@@ -145,19 +145,19 @@ class SparkJob:
         while not (self._ended.is_set() or self.is_given_up):
             with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
                 self._session.interruptTag(self.tag)
-            self._ended.wait(_EVERY_SECONDS)
+            self._ended.wait(_INTERRUPT_EVERY_SECONDS)
 
     def _give_up(self) -> None:
         """In a thread of its own: an interrupt may wait for an answer too.
 
-        Only the time counts in which Spark owed an answer: a transform may be at work in Python for much longer.
+        Not while Spark owes nothing: a transform may be at work in Python for much longer.
         """
-        line, left = line_of(self._session), GIVE_UP_SECONDS
-        while left > 0:
-            if self._ended.wait(_EVERY_SECONDS):
+        line = line_of(self._session)
+        while not self._ended.wait(GIVE_UP_SECONDS):
+            if line.owes_work:
+                told = f"a batch was cancelled, by its deadline or by its run, and did not end in {GIVE_UP_SECONDS:g} s"
+                line.cut(told)
                 return
-            left -= _EVERY_SECONDS if line.owes_work else 0.0
-        line.cut(f"a batch was cancelled, by its deadline or by its run, and did not end in {GIVE_UP_SECONDS:g} s")
 
     def _progressed(
         self,

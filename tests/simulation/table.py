@@ -64,7 +64,7 @@ class Write:
 class Line:
     """A connection that never falls silent, and is never given up."""
 
-    is_cut = False
+    is_cut, owes_work = False, True
 
     def check(self) -> None:
         """Pass."""
