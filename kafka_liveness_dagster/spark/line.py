@@ -54,7 +54,7 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         self._channel: grpc.Channel | None = None
         self._cut: str | None = None
         self._lock = threading.Lock()
-        self._asked, self._of_work, self._waits_since = 0, 0, 0.0
+        self._asked, self._waits_since = 0, 0.0
         self._unheard = False
         self.add_interceptor(self)
 
@@ -72,13 +72,12 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
     def silent_seconds(self) -> float:
         """For how long Spark has owed an answer and said nothing; 0 while nothing is asked."""
         with self._lock:
-            return time.monotonic() - self._waits_since if self._asked or self._unheard else 0.0
+            return time.monotonic() - self._waits_since if self.owes_work else 0.0
 
     @property
     def owes_work(self) -> bool:
         """Whether work waits for an answer; an interrupt, say, is none, and neither is what Python does by itself."""
-        with self._lock:
-            return self._of_work > 0 or self._unheard
+        return self._asked > 0 or self._unheard
 
     def check(self) -> None:
         """Pass, or raise because the line was cut.
@@ -178,10 +177,9 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         """An answer is owed; who waits for it on a line that was cut is told so, whatever gRPC says."""
         self.check()
         with self._lock:
-            if not (self._asked or self._unheard):
+            if not self.owes_work:
                 self._waits_since = time.monotonic()
-            self._asked += 1
-            self._of_work += of_work
+            self._asked += of_work
         try:
             yield
         except ValueError:  # the channel was closed after the check
@@ -189,8 +187,7 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
             raise
         finally:
             with self._lock:
-                self._asked -= 1
-                self._of_work -= of_work
+                self._asked -= of_work
 
     def _heard(self, error: Any) -> None:
         """Spark said something; or gRPC gave up waiting, and pyspark may ask again."""

@@ -65,8 +65,8 @@ def world(services, make_topic, produce, table, budget):
         instance = dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}})
 
         def asset(self, transform, **settings):
-            settings = {"max_batch_seconds": budget, "idle_seconds": 0.5, **settings}
-            make = kl.kafka_asset(name="orders", topics=[topic], group_id=f"etl-{topic}", table=table, **settings)
+            settings = {"max_batch_seconds": budget, "idle_seconds": 0.5, "table": table, **settings}
+            make = kl.kafka_asset(name="orders", topics=[topic], group_id=f"etl-{topic}", **settings)
             return make(transform)
 
         def run(self, asset, job="orders_job", **settings):
@@ -99,18 +99,28 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     assert committed[0].startswith(f"committed {world.topic}:0:0-2: 2 rows")
 
 
-def test_a_transform_slow_in_python_comes_again_at_half_its_size_too(world, rows, budget, monkeypatch):
+@pytest.mark.parametrize("slow", ["transform", "sink"])
+def test_what_is_slow_in_python_comes_again_at_half_its_size_too(world, rows, budget, monkeypatch, slow):
     """It asks nothing of Spark for longer than a cancelled batch may take to end: no fault of Spark's."""
     monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.5)
     calls = []
 
-    def transform(batch):
-        calls.append(batch)
+    def work():
+        calls.append(slow)
         if len(calls) == 1:
             time.sleep(budget + 2)  # what it does all that time, a lookup over the network say
+
+    def transform(batch):
+        if slow == "transform":
+            work()
         return slow_if("false")(batch)
 
-    run = world.run(world.asset(transform))
+    def sink(replacement):
+        work()
+        replacement.may_go_on()
+        return write(replacement.rows.sparkSession, world.table, replacement.ranges, lambda: replacement.rows).rows
+
+    run = world.run(world.asset(transform, **({"sink": sink, "table": None} if slow == "sink" else {})))
     assert run.success, run.failure_data_for_node("orders").error.cause
     assert [row["offset"] for row in rows(world.table)] == list(range(OFFSETS))
     assert "At most 2 offsets next" in world.said(run, "longer than its process timeout")[0]
