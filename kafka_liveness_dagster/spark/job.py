@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _INTERRUPT_EVERY_SECONDS = 0.2
 GIVE_UP_SECONDS = 20.0
-"""From the cancel on. A server that lives ends an operation in tenths of a second, one that is busy in a few."""
+"""Of answers owed after a cancel. A server that lives ends an operation in tenths of a second, a busy one in a few."""
+_LOOKS = 20
 
 
 def now_ms() -> int:
@@ -40,8 +41,8 @@ class SparkJob:
 
     It may be entered again, by another thread too: what is cancelled stays so. A cancelled job raises
     :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like success. One
-    that does not end within ``GIVE_UP_SECONDS``, since Spark owes an answer, takes its session's connection with it:
-    :class:`SparkSilentError`.
+    that does not end, while Spark owes an answer for all of ``GIVE_UP_SECONDS``, takes its session's connection with
+    it: :class:`SparkSilentError`.
 
     Args:
         session: the Spark Connect session the work runs in.
@@ -150,11 +151,13 @@ class SparkJob:
     def _give_up(self) -> None:
         """In a thread of its own: an interrupt may wait for an answer too.
 
-        Not while Spark owes nothing: a transform may be at work in Python for much longer.
+        A transform may be at work in Python for much longer, and ask Spark short questions: one look in between at
+        which Spark owes nothing, and the time begins anew.
         """
-        line = line_of(self._session)
-        while not self._ended.wait(GIVE_UP_SECONDS):
-            if line.owes_work:
+        line, owed = line_of(self._session), 0
+        while not self._ended.wait(GIVE_UP_SECONDS / _LOOKS):
+            owed = owed + 1 if line.owes_work else 0
+            if owed == _LOOKS:
                 told = f"a batch was cancelled, by its deadline or by its run, and did not end in {GIVE_UP_SECONDS:g} s"
                 line.cut(told)
                 return

@@ -164,6 +164,39 @@ def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypat
     assert own.range(3).count() == 3
 
 
+def test_only_an_answer_that_is_owed_all_the_time_gives_a_job_up(own, monkeypatch):
+    """A transform that asks Spark short questions, and is looked at just in the middle of one, is no silent Spark."""
+    at_work = [True] * 19 + [False]  # what is seen at the looks of one wait
+
+    class Line:
+        """Whether Spark owes an answer, as the test says."""
+
+        address, is_cut, ended = "here", False, False
+        looks = 0
+
+        @property
+        def owes_work(self):
+            self.looks += 1
+            return self.ended or at_work[self.looks % len(at_work)]
+
+        def check(self):
+            """Nothing to raise."""
+
+        def cut(self, what):
+            assert "did not end in 0.2 s" in what
+            self.is_cut = True
+
+    line = Line()
+    monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.job.line_of", lambda _session: line)
+    with pytest.raises(SparkCancelledError), SparkJob(own) as job:
+        assert not job.cancel(0)
+        until(lambda: line.is_cut or line.looks > 3 * len(at_work))
+        assert not line.is_cut
+        line.ended = True  # it is never done with this one
+        until(lambda: line.is_cut)
+
+
 def test_cancel_between_two_operations_stops_the_next(own, orders, table):
     """Cancelled while no operation runs: the next one is never sent, and the table is not even made."""
     topic, kafka, _ = orders
