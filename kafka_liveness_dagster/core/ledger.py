@@ -81,15 +81,17 @@ def chain(snapshots: Mapping[int, Snapshot], current: int | None) -> tuple[int, 
 def is_set_back(now: Sequence[int], before: Sequence[int]) -> bool:
     """Whether the table goes on from an ancestor of what was current before, and not from that: it was rolled back.
 
-    By two ``chain``s. That the one before is gone from the table proves nothing: it may have been expired.
+    That all of before is gone from the table proves nothing: it may have been expired.
+
+    Args:
+        now: the ``chain`` of the table.
+        before: what was seen to be current since the chain of before, the newest first, and then that.
 
     >>> is_set_back(now=(7, 5, 4), before=(6, 5, 4)), is_set_back(now=(8, 7, 6), before=(6, 5))
     (True, False)
     """
-    for snapshot_id in now:
-        if snapshot_id in before:
-            return snapshot_id != before[0]
-    return False
+    oldest = max((place for place, snapshot_id in enumerate(before) if snapshot_id in now), default=0)
+    return not set(before[:oldest]) <= set(now)
 
 
 def lineage(snapshots: Mapping[int, Snapshot], current: int | None) -> Lineage:

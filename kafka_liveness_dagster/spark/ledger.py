@@ -60,6 +60,7 @@ class TableLedger:
         self._since: int | None = None
         self._seen: set[int | None] = set()
         self._chain: tuple[int, ...] = ()
+        self._passed: tuple[int, ...] = ()
         self._last: int | None = None
         self._landed_since, self._look_at = False, 0.0
         self._from: dict[tuple[OffsetRange, ...], int | None] = {}
@@ -147,6 +148,8 @@ class TableLedger:
         if snapshot_id != self._last or not self._seen:
             self._seen.add(snapshot_id)
             self._last, self._landed_since = snapshot_id, False
+            if snapshot_id is not None:
+                self._passed = (snapshot_id, *self._passed)
 
     def _look_in_time(self, session: SparkSession) -> None:
         try:
@@ -160,12 +163,12 @@ class TableLedger:
         self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
         snapshot_id = self._table.current(session)
         before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
-        chain_before = self._chain
+        line_before, self._passed = (*self._passed, *self._chain), ()
         if snapshot_id is None or snapshot_id != self._since:
             self._says = self._read(session, snapshot_id)
             self._since, took = snapshot_id, time.monotonic() - began_at
             self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
-        self._check(before, is_odd=is_odd, was_set_back=is_set_back(self._chain, chain_before))
+        self._check(before, is_odd=is_odd, was_set_back=is_set_back(self._chain, line_before))
         self._says, self._written = self._with_believed(self._says), {}
         self._see(snapshot_id)
 

@@ -219,6 +219,8 @@ def test_a_sum_says_of_which_partitions_it_does_not_know_all():
         pytest.param((5, 4), (6, 5, 4), True, id="rolled back"),
         pytest.param((7, 5), (6, 5), True, id="and somebody has written since"),
         pytest.param((8, 4), (6, 5, 4), True, id="further back, and nothing more can be said of what is between"),
+        pytest.param((9, 7, 6), (9, 8, 7, 3), True, id="it was rolled back before it came to what is current"),
+        pytest.param((9, 8, 7), (9, 7, 3), False, id="somebody wrote between two that were seen"),
     ],
 )
 def test_a_table_is_set_back_when_it_goes_on_from_an_ancestor(now, before, expected):

@@ -22,7 +22,7 @@ from tests.simulation.table import SimulatedTable
 _resume, _union, _plan, _new_keys = resume_module.resume, offsets.union, live.plan, events.new_keys
 _record, _outstanding, _done = DoneLog.record, DoneLog.outstanding, DoneLog.decode
 _mark = LiveMark.decode
-_missing, _lineage = PartitionFacts.missing, table_ledger.lineage
+_missing, _lineage, _see = PartitionFacts.missing, table_ledger.lineage, table_ledger.TableLedger._see
 
 
 def jump_without_owing(tp, facts, policy, poison=()):
@@ -167,6 +167,12 @@ def never_set_back(_now, _before):
     return False
 
 
+def forget_what_passed(self, snapshot_id):
+    """Only what was current at a look is known to have been."""
+    _see(self, snapshot_id)
+    self._passed = ()
+
+
 def always_complete(snapshots, current):
     """What expired snapshots may have said is not in the table."""
     return replace(_lineage(snapshots, current), complete=True)
@@ -205,6 +211,17 @@ CLEANED_AT_ONCE = Histories(
     {"max_runs": 2, "failure_rate": 0.0, "spark_failure_rate": 0.0},
     weights={roll_back_and_clean: 8, events.produce: 30, **dict.fromkeys(_ONE_BY_ONE, 0.0)},
 )
+FAST_AND_FORGETFUL = Histories(
+    0.0,
+    {"max_runs": 2, "max_poll_records": 4, "events": 40},
+    weights={
+        enemies.roll_back: 20,
+        enemies.expire_snapshots: 20,
+        events.produce: 60,
+        events.crash: 0,
+        enemies.compact: 0,
+    },
+)
 OF_THE_CORE = [
     Made(live, "resume", jump_without_owing, "in the table or owed"),
     Made(live, "resume", jump_and_owe_only_the_last, "in the table or owed"),
@@ -232,6 +249,7 @@ OF_THE_CORE = [
     Made(resume_module, "check_identity", any_topic, ""),
     Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_850),
     Made(table_ledger, "is_set_back", never_set_back, "claims nothing", CLEANED_AT_ONCE, 1_900),
+    Made(table_ledger.TableLedger, "_see", forget_what_passed, "claims nothing", FAST_AND_FORGETFUL, 2_300),
     Made(table_ledger, "lineage", always_complete, "", first=180),
     Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=180),
     Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
