@@ -204,7 +204,8 @@ class LiveLane:
     def _learn(self, settled: Mapping[TopicPartition, tuple[PartitionFacts, Resumed]]) -> None:
         """What is known besides what the table says goes into it with the next write.
 
-        Where it cannot tell, all below the position that is not owed is done: by the last commit's word, or by its own.
+        Where it cannot tell, and nothing is owed, all below the position is done: by the last commit's word, or by its
+        own. Of what is owed a catch-up run may have written what is in no log yet.
         """
         if self._witness is None:
             return
@@ -212,8 +213,8 @@ class LiveLane:
         for tp, (facts, r) in settled.items():
             assert r.origin is not None  # noqa: S101 - resume gave it
             known[tp] = Account((), r.second.reported, r.origin.start, r.origin.topic_id)
-            if facts.account is not None and not facts.account.complete:
-                believed[tp] = replace(known[tp], done=facts.said_done((*r.owed, *r.second.reported)))
+            if not (facts.account is None or facts.account.complete or r.owed):
+                believed[tp] = replace(known[tp], done=facts.said_done(r.second.reported))
         self._witness.learn(known)
         self._witness.believe(believed)
 

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
 from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.line import line_of
+from kafka_liveness_dagster.spark.summaries import HAD, SINCE, WROTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table import IcebergTable
 
 _ANSWER_SECONDS = 120.0  # 5,000 snapshots took 0.5 s
-_WROTE, _HAD, _SINCE = (f"summary['kafka-liveness.{word}']" for word in ("wrote", "had", "since"))
+_WROTE, _HAD, _SINCE = (f"summary['{name}']" for name in (WROTE, HAD, SINCE))
 _ALL = (
     f"SELECT snapshot_id, parent_id, CAST(committed_at AS string), operation, summary['added-records'], "
     f"summary['deleted-records'], {_WROTE}, {_SINCE} FROM {{table}}.`snapshots`"

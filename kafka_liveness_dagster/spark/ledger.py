@@ -11,31 +11,30 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, chain, is_set_back, lineage, read
+from kafka_liveness_dagster.core.ledger import Ledger, chain, is_set_back, lineage, read
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
 from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.line import line_of
 from kafka_liveness_dagster.spark.ranges import names
+from kafka_liveness_dagster.spark.summaries import HAD, NEWEST, SINCE, WROTE, newest, of, without_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
     from kafka_liveness_dagster.core.accounts import Accounts
-    from kafka_liveness_dagster.core.ledger import Lineage
+    from kafka_liveness_dagster.core.ledger import Snapshot
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
     from kafka_liveness_dagster.spark.table import IcebergTable
 
-_WROTE, _HAD, SINCE = (f"kafka-liveness.{word}" for word in ("wrote", "had", "since"))
 ANSWER_SECONDS = 25.0
-_NEWEST = 128
-"""Snapshots that a look asks for at first: writers sum up more often than that."""
+_ATTEMPTS = 3
 _LOOK_SHARE = 0.01
 _LONGEST_SECONDS = 300.0
 
@@ -53,9 +52,8 @@ class TableLedger:
         self, table: IcebergTable, session: Callable[[], SparkSession], answer_seconds: float = ANSWER_SECONDS
     ) -> None:
         self._table, self._session, self._answer_seconds = table, session, answer_seconds
-        self._says = Ledger()
+        self._says = self._told = Ledger()
         self._known: dict[TopicPartition, Account] = {}
-        self._believed: dict[TopicPartition, Account] = {}
         self._written: dict[TopicPartition, Account] = {}
         self._since: int | None = None
         self._seen: set[int | None] = set()
@@ -94,9 +92,14 @@ class TableLedger:
         self._known = total((self._known, accounts))
 
     def believe(self, accounts: Accounts) -> None:
-        """All that is there of these partitions, where the table cannot tell since its history was expired."""
-        self._believed = {**self._believed, **accounts}
-        self._says = self._with_believed(self._says)
+        """All that is there of these partitions, where the table cannot tell since its history was expired.
+
+        Told with the next write. The table says it then; where that is expired too before this process looks again,
+        it does not know what others have written since, and nor does anybody.
+        """
+        lost = {tp: one for tp, one in accounts.items() if not self._says.of(tp).complete}
+        added = {tp: replace(self._says.of(tp) + one, complete=True) for tp, one in lost.items()}
+        self._says = replace(self._says, accounts={**self._says.accounts, **added})
 
     def properties(
         self, session: SparkSession, snapshot_id: int | None, ranges: Sequence[OffsetRange]
@@ -114,9 +117,9 @@ class TableLedger:
         wrote = {tp: Account(spans, *self._besides(tp)) for tp, spans in _by_partition(ranges).items()}
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode(self._with_known(), complete=self._says.complete)
-        summary = {_WROTE: encode(wrote)}
+        summary = {WROTE: encode(wrote)}
         if self._since is not None and (len(had) <= LONG or self._since == snapshot_id):
-            summary |= {_HAD: had, SINCE: str(self._since)}
+            summary |= {HAD: had, SINCE: str(self._since)}
         return summary
 
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
@@ -127,12 +130,6 @@ class TableLedger:
 
     def _with_known(self) -> Accounts:
         return {tp: self._says.of(tp) + self._known.get(tp, Account()) for tp in {*self._says.accounts, *self._known}}
-
-    def _with_believed(self, says: Ledger) -> Ledger:
-        """The table's word, and where it has none the one that is believed; it has one as soon as that was written."""
-        lost = {tp: one for tp, one in self._believed.items() if not says.of(tp).complete}
-        added = {tp: replace(says.of(tp) + one, complete=True) for tp, one in lost.items()}
-        return replace(says, accounts={**says.accounts, **added})
 
     def _besides(self, tp: TopicPartition) -> tuple[tuple[Span, ...], int | None, str]:
         both = self._says.of(tp) + self._known.get(tp, Account())
@@ -160,17 +157,33 @@ class TableLedger:
 
     def _look(self, session: SparkSession) -> None:
         began_at = time.monotonic()
-        self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
-        snapshot_id = self._table.current(session)
+        snapshot_id, snapshots = self._now(session)
         before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
         line_before, self._passed = (*self._passed, *self._chain), ()
-        if snapshot_id is None or snapshot_id != self._since:
-            self._says = self._read(session, snapshot_id)
+        if is_new := snapshot_id is None or snapshot_id != self._since:
+            self._told = self._read(session, snapshot_id, snapshots)
             self._since, took = snapshot_id, time.monotonic() - began_at
             self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
-        self._check(before, is_odd=is_odd, was_set_back=is_set_back(self._chain, line_before))
-        self._says, self._written = self._with_believed(self._says), {}
+        if is_new or self._written:
+            self._says = self._told  # without what was believed, which proves nothing of what was written meanwhile
+            self._check(before, is_odd=is_odd, was_set_back=is_set_back(self._chain, line_before))
+            self._written = {}
         self._see(snapshot_id)
+
+    def _now(self, session: SparkSession) -> tuple[int | None, Mapping[int, Snapshot]]:
+        """The current snapshot, and the newest ones unless it is the one that is known: as of one moment.
+
+        What is current may be expired before its history is read; the table has gone on then, and is asked anew.
+        """
+        for _ in range(_ATTEMPTS):
+            self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
+            snapshot_id = self._table.current(session)
+            if snapshot_id is None or snapshot_id == self._since:
+                return snapshot_id, {}
+            snapshots = newest(session, self._table)
+            if snapshot_id in snapshots:
+                break
+        return snapshot_id, snapshots
 
     def _check(self, before: Accounts, *, is_odd: bool, was_set_back: bool) -> None:
         """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so.
@@ -193,51 +206,18 @@ class TableLedger:
                 "them is missing. Restore the table; or set on_missing_rows='owe': the next live run owes it again"
             )
 
-    def _read(self, session: SparkSession, snapshot_id: int | None) -> Ledger:
+    def _read(self, session: SparkSession, snapshot_id: int | None, snapshots: Mapping[int, Snapshot]) -> Ledger:
         self._chain = ()
         if snapshot_id is None:
             return Ledger()
-        snapshots: Mapping[int, Snapshot] = self._newest(session)
         found = lineage(snapshots, snapshot_id)
-        if not found.complete and len(snapshots) >= _NEWEST:
-            snapshots, found = self._all(session, snapshot_id)
+        if not found.complete and len(snapshots) >= NEWEST:
+            known = without_texts(session, self._table)
+            found = lineage(known, snapshot_id)
+            snapshots = known | of(session, self._table, {*found.path, *found.summed_up})
         self._chain = chain(snapshots, snapshot_id)
         self._seen |= set(snapshots)
         return read(snapshots, found)
-
-    def _newest(self, session: SparkSession) -> dict[int, Snapshot]:
-        return _snapshots(self._query(session, f"{_TEXTS} FROM {{}} ORDER BY committed_at DESC LIMIT {_NEWEST}"))
-
-    def _all(self, session: SparkSession, snapshot_id: int) -> tuple[Mapping[int, Snapshot], Lineage]:
-        """All snapshots, but texts only of those that count."""
-        snapshots = _snapshots(
-            self._query(session, f"SELECT snapshot_id, parent_id, '', '', summary['{SINCE}'] FROM {{}}")
-        )
-        found = lineage(snapshots, snapshot_id)
-        wanted = ", ".join(map(str, {*found.path, *found.summed_up}))
-        if wanted:
-            texts = self._query(session, f"{_TEXTS} FROM {{}} WHERE snapshot_id IN ({wanted})")
-            snapshots |= _snapshots(texts)
-        return snapshots, found
-
-    def _query(self, session: SparkSession, sql: str) -> list[Row]:
-        try:
-            found: list[Row] = session.sql(sql.format(f"{self._table.quoted}.`snapshots`")).collect()
-        except AnalysisException as error:
-            if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
-                return []
-            raise
-        return found
-
-
-_TEXTS = f"SELECT snapshot_id, parent_id, summary['{_WROTE}'], summary['{_HAD}'], summary['{SINCE}']"
-
-
-def _snapshots(rows: Iterable[Row]) -> dict[int, Snapshot]:
-    return {
-        one: Snapshot(one, parent, wrote or "", had or "", int(since) if since else None)
-        for one, parent, wrote, had, since in rows
-    }
 
 
 def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:

@@ -15,8 +15,8 @@ from kafka_liveness_dagster.core.ledger import Snapshot, lineage
 from kafka_liveness_dagster.core.upkeep import expire_before
 from kafka_liveness_dagster.spark.errors import SparkFailedError
 from kafka_liveness_dagster.spark.failed import in_short, is_the_servers, refusal
-from kafka_liveness_dagster.spark.ledger import SINCE
 from kafka_liveness_dagster.spark.ranges import condition, layers
+from kafka_liveness_dagster.spark.summaries import SINCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

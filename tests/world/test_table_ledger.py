@@ -21,15 +21,25 @@ def put(spark, ledger, start, end):
     return IcebergTable(ledger.target).snapshot_id(spark)
 
 
+def add(spark, table, start, end):
+    """A row for each of these offsets, by somebody who tells nothing; the snapshot that it gave."""
+    spark.sql(f"INSERT INTO {table} SELECT 'orders', 0, id FROM range({start}, {end})").collect()
+    return IcebergTable(table).snapshot_id(spark)
+
+
 def set_back(spark, table, to, expired):
     """Roll the table back, and expire what was rolled away, as one does with what should never have been."""
     catalog, _, name = table.partition(".")
-    ids = ", ".join(map(str, expired))
-    for procedure in (
-        f"rollback_to_snapshot('{name}', {to})",
-        f"expire_snapshots(table => '{name}', snapshot_ids => ARRAY({ids}))",
-    ):
-        spark.sql(f"CALL {catalog}.system.{procedure}").collect()
+    spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{name}', {to})").collect()
+    expire(spark, table, expired)
+
+
+def expire(spark, table, snapshots):
+    """These are told no more."""
+    catalog, _, name = table.partition(".")
+    ids = ", ".join(map(str, snapshots))
+    arguments = f"table => '{name}', snapshot_ids => ARRAY({ids})"
+    spark.sql(f"CALL {catalog}.system.expire_snapshots({arguments})").collect()
 
 
 def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
@@ -60,3 +70,65 @@ def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
         put(spark, lane, 40, 50)
     anew = TableLedger(IcebergTable(table), lambda: spark).accounts([TP]).get(TP, Account())
     assert not any(span.end > 30 for span in anew.done)
+
+
+def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_looks(spark, table, monkeypatch):
+    """A process looks now and then; what was current when it wrote in between was current too."""
+    monkeypatch.setattr("kafka_liveness_dagster.spark.ledger._LOOK_SHARE", 1e-6)  # the next look is the one below
+    lane = TableLedger(IcebergTable(table), lambda: spark)
+    first = put(spark, lane, 0, 10)
+    lane.accounts([TP])
+    second, back_to, third = put(spark, lane, 10, 20), add(spark, table, 20, 30), put(spark, lane, 30, 40)
+    rolled_away = [third, add(spark, table, 40, 50), put(spark, lane, 50, 60)]
+    set_back(spark, table, back_to, [first, second, *rolled_away])
+    add(spark, table, 60, 70)
+    put(spark, lane, 70, 80)  # not odd: a snapshot that it never saw
+    with pytest.raises(RowsMissingError, match="lacks orders:0:10-20,orders:0:30-40,orders:0:50-60"):
+        lane.accounts([TP])
+
+
+def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spark, table):
+    """Else what others had written meanwhile looked, at the next look, like a table that goes back to it."""
+    first = put(spark, TableLedger(IcebergTable(table), lambda: spark), 0, 10)
+
+    class Table(IcebergTable):
+        """Somebody writes, and expires all before that, when it has said what is current."""
+
+        expired: list[int] = []  # noqa: RUF012 - a dataclass that is frozen
+
+        def current(self, session):
+            found = super().current(session)
+            if found != first and not self.expired:
+                self.expired += [first, found]
+                add(session, self.name, 20, 30)
+                expire(session, self.name, self.expired)
+            return found
+
+    lane, ranges = TableLedger(Table(table), lambda: spark), [OffsetRange(*TP, 10, 20)]
+    lane.properties(spark, first, ranges)
+    add(spark, table, 10, 20)  # as these ranges' write
+    lane.accounts([TP])
+    assert Table.expired
+    lane.landed(ranges)
+    assert lane.accounts([TP])[TP].done == (Span(0, 20),)
+
+
+def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
+    """A process believes the commit logs where the history is expired; what expires later it knows nothing of.
+
+    Else it told, as all there is, what lacked its own write that was on its way, or another process's.
+    """
+    first = put(spark, TableLedger(IcebergTable(table), lambda: spark), 0, 10)
+    known = add(spark, table, 10, 20)
+    expire(spark, table, [first])
+    lane, ranges = TableLedger(IcebergTable(table), lambda: spark), [OffsetRange(*TP, 20, 30)]
+    assert not lane.accounts([TP])[TP].complete
+    lane.believe({TP: Account((Span(0, 20),))})
+    assert lane.accounts([TP])[TP] == Account((Span(0, 20),))
+    lane.properties(spark, known, ranges)
+    landed = add(spark, table, 20, 30)  # as these ranges' write
+    add(spark, table, 30, 30)
+    expire(spark, table, [known, landed])
+    assert lane.accounts([TP])[TP] == Account((Span(0, 20),), complete=False)
+    lane.landed(ranges)
+    assert lane.accounts([TP])[TP] == Account((Span(0, 30),), complete=False)
