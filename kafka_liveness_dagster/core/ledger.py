@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.ledger_text import decode, is_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.accounts import Accounts
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -92,6 +92,17 @@ def is_set_back(now: Sequence[int], before: Sequence[int]) -> bool:
     """
     oldest = max((place for place, snapshot_id in enumerate(before) if snapshot_id in now), default=0)
     return not set(before[:oldest]) <= set(now)
+
+
+def goes_on(now: Collection[int], known: Collection[int | None]) -> bool:
+    """Whether what was known of the table as of these snapshots is known of it still: by its ``chain``, as of now.
+
+    Where one of them is expired nobody can tell whether it was rolled away first, and other commits came on top.
+
+    >>> goes_on((8, 7, 6), {6, 7}), goes_on((8, 7), {6, 7})
+    (True, False)
+    """
+    return set(known) <= set(now)
 
 
 def lineage(snapshots: Mapping[int, Snapshot], current: int | None) -> Lineage:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Ledger, chain, is_set_back, lineage, read
+from kafka_liveness_dagster.core.ledger import Ledger, chain, goes_on, is_set_back, lineage, read
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
@@ -56,6 +56,7 @@ class TableLedger:
         self._known: dict[TopicPartition, Account] = {}
         self._written: dict[TopicPartition, Account] = {}
         self._since: int | None = None
+        self._known_as_of: set[int | None] = set()
         self._seen: set[int | None] = set()
         self._chain: tuple[int, ...] = ()
         self._passed: tuple[int, ...] = ()
@@ -125,8 +126,10 @@ class TableLedger:
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
         """These ranges are in the table now."""
         self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
+        began_with = self._from.pop(tuple(ranges), self._last)
+        self._known_as_of.add(began_with)
         # Which says something of the snapshot it began with; one that was seen meanwhile may have it already
-        self._landed_since = self._landed_since or self._from.pop(tuple(ranges), self._last) == self._last
+        self._landed_since = self._landed_since or began_with == self._last
 
     def _with_known(self) -> Accounts:
         return {tp: self._says.of(tp) + self._known.get(tp, Account()) for tp in {*self._says.accounts, *self._known}}
@@ -160,13 +163,15 @@ class TableLedger:
         snapshot_id, snapshots = self._now(session)
         before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
         line_before, self._passed = (*self._passed, *self._chain), ()
+        known_as_of, self._known_as_of = self._known_as_of, {snapshot_id}
         if is_new := snapshot_id is None or snapshot_id != self._since:
             self._told = self._read(session, snapshot_id, snapshots)
             self._since, took = snapshot_id, time.monotonic() - began_at
             self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
         if is_new or self._written:
             self._says = self._told  # without what was believed, which proves nothing of what was written meanwhile
-            self._check(before, is_odd=is_odd, was_set_back=is_set_back(self._chain, line_before))
+            was_set_back = is_set_back(self._chain, line_before)
+            self._check(before, is_odd=is_odd, was_set_back=was_set_back, goes_on=goes_on(self._chain, known_as_of))
             self._written = {}
         self._see(snapshot_id)
 
@@ -185,10 +190,10 @@ class TableLedger:
                 break
         return snapshot_id, snapshots
 
-    def _check(self, before: Accounts, *, is_odd: bool, was_set_back: bool) -> None:
+    def _check(self, before: Accounts, *, is_odd: bool, was_set_back: bool, goes_on: bool) -> None:
         """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so.
 
-        Not where it was set back, which costs rework, and would else be told on as if the rows were there.
+        Not where it was set back, or may have been: that costs rework, and else was told on as if the rows were there.
         """
         kept = dict(self._says.accounts)
         for tp, account in before.items():
@@ -196,7 +201,7 @@ class TableLedger:
             if now.complete or was_set_back or (is_odd and tp in self._written):
                 known = account if now.complete or was_set_back else self._written[tp]
                 self._lacking += [OffsetRange(*tp, *span) for span in difference(known.done, now.done)]
-            else:
+            elif goes_on:
                 kept[tp] = replace(now + account, complete=False)
         self._says = replace(self._says, accounts=kept)
         if lacking := self._lacking:  # for good: this process cannot go on as if nothing had been

@@ -22,7 +22,7 @@ from tests.simulation.table import SimulatedTable
 _resume, _union, _plan, _new_keys = resume_module.resume, offsets.union, live.plan, events.new_keys
 _record, _outstanding, _done = DoneLog.record, DoneLog.outstanding, DoneLog.decode
 _mark = LiveMark.decode
-_missing, _lineage, _see = PartitionFacts.missing, table_ledger.lineage, table_ledger.TableLedger._see
+_missing, _lineage = PartitionFacts.missing, table_ledger.lineage
 
 
 def jump_without_owing(tp, facts, policy, poison=()):
@@ -162,15 +162,9 @@ def believe_any_sum(snapshots, current):
     return found if newest is None else replace(found, summed_up=(*found.summed_up, newest))
 
 
-def never_set_back(_now, _before):
-    """What was known of a table that was rolled back goes on to be so where its history is expired."""
-    return False
-
-
-def forget_what_passed(self, snapshot_id):
-    """Only what was current at a look is known to have been."""
-    _see(self, snapshot_id)
-    self._passed = ()
+def whatever_befell(_now, _known):
+    """What was known of a table goes on to be so where its history is expired: it may have been rolled back."""
+    return True
 
 
 def always_complete(snapshots, current):
@@ -211,17 +205,6 @@ CLEANED_AT_ONCE = Histories(
     {"max_runs": 2, "failure_rate": 0.0, "spark_failure_rate": 0.0},
     weights={roll_back_and_clean: 8, events.produce: 30, **dict.fromkeys(_ONE_BY_ONE, 0.0)},
 )
-FAST_AND_FORGETFUL = Histories(
-    0.0,
-    {"max_runs": 2, "max_poll_records": 4, "events": 40},
-    weights={
-        enemies.roll_back: 20,
-        enemies.expire_snapshots: 20,
-        events.produce: 60,
-        events.crash: 0,
-        enemies.compact: 0,
-    },
-)
 OF_THE_CORE = [
     Made(live, "resume", jump_without_owing, "in the table or owed"),
     Made(live, "resume", jump_and_owe_only_the_last, "in the table or owed"),
@@ -248,8 +231,7 @@ OF_THE_CORE = [
     Made(PartitionFacts, "reported", tell_nothing, "", first=200),
     Made(resume_module, "check_identity", any_topic, ""),
     Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_850),
-    Made(table_ledger, "is_set_back", never_set_back, "claims nothing", CLEANED_AT_ONCE, 1_900),
-    Made(table_ledger.TableLedger, "_see", forget_what_passed, "claims nothing", FAST_AND_FORGETFUL, 2_300),
+    Made(table_ledger, "goes_on", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 8_350),
     Made(table_ledger, "lineage", always_complete, "", first=180),
     Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=180),
     Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
