@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGE := kafka_liveness_dagster
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
-BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions crash_lag_page
+BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions reader_tasks crash_lag_page
 
 .DEFAULT_GOAL := help
 .PHONY: help demo ui docs fast test bench lint format check dist lock java chromium prometheus systemd-analyze clean

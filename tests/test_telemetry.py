@@ -283,7 +283,7 @@ def shown(known, **settings):
 def test_gauges_are_sums_of_a_topic():
     """Lag, owed and expired; times are what the broker said of them, or not there."""
     since = time.time() - 500
-    found = shown({"a": Times(12.5, since)})
+    found = shown({"a": Times(12.5, since, 20, 1_000.0), "b": Times(None, None)})
     age = found.pop((metrics.OWED_AGE, "a", None))
     assert 500 <= age < 600
     assert found == {
@@ -292,10 +292,14 @@ def test_gauges_are_sums_of_a_topic():
         (metrics.OWED, "a", None): 60,
         (metrics.EXPIRED, "a", None): 40,
         (metrics.LAG_TIME, "a", None): 12.5,
+        (metrics.HELD_BACK, "a", None): 20,
+        (metrics.HELD_BACK_AGE, "a", None): 1_000.0,
         (metrics.LAG, "b", None): 4,
         (metrics.OWED, "b", None): 0,
         (metrics.EXPIRED, "b", None): 0,
         (metrics.OWED_AGE, "b", None): 0.0,
+        (metrics.HELD_BACK, "b", None): 0,
+        (metrics.HELD_BACK_AGE, "b", None): 0.0,
     }
 
 

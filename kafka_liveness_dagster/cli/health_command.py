@@ -34,9 +34,9 @@ def health(
 ) -> None:
     """Tell a probe whether consumer group GROUP is well, by Kafka's word alone.
 
-    It is not while records wait and it has no member, while more waits or is owed than you allow, or when the broker
-    has deleted, or is about to delete, what neither lane has processed. A line for each of these; those that are
-    wrong go to stderr.
+    It is not while records wait and it has no member, while more waits or is owed than you allow, while records wait
+    behind a transaction that no producer ends, or when the broker has deleted, or is about to delete, what neither
+    lane has processed. A line for each of these; those that are wrong go to stderr.
 
     Between two live runs records wait for some seconds and nobody is there: let a probe count only what fails for
     half a minute. Exit code 0: well; 1: not; 2: it could not be asked.
@@ -54,7 +54,7 @@ def health(
     except KafkaLivenessError as error:
         raise CannotAskError(str(error)) from error
     seen = [one.seen for one in found.partitions]
-    verdicts = probe(seen, len(found.members), max_lag=max_lag, max_owed=max_owed)
+    verdicts = probe(seen, len(found.members), max_lag=max_lag, max_owed=max_owed, held=found.held)
     for verdict in verdicts:
         click.echo(verdict.sentence, err=verdict.gravity is not Gravity.FINE)
     context.exit(0 if all(verdict.gravity is Gravity.FINE for verdict in verdicts) else 1)

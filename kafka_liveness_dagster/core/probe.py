@@ -13,15 +13,22 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS
 from kafka_liveness_dagster.core.health import Gravity, Verdict, lag_below, retention, waiting
+from kafka_liveness_dagster.core.transactions import judged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kafka_liveness_dagster.core.membership import PartitionSnapshot
+    from kafka_liveness_dagster.core.transactions import HeldBack
 
 
 def probe(
-    partitions: Sequence[PartitionSnapshot], members: int, *, max_lag: int | None = None, max_owed: int | None = None
+    partitions: Sequence[PartitionSnapshot],
+    members: int,
+    *,
+    max_lag: int | None = None,
+    max_owed: int | None = None,
+    held: Sequence[HeldBack] = (),
 ) -> list[Verdict]:
     """Each thing that can be wrong, wrong or not.
 
@@ -30,10 +37,11 @@ def probe(
         members: how many it has.
         max_lag: offsets that may wait for the live lane; None for any number.
         max_owed: offsets that may be owed; None for any number.
+        held: what waits behind open transactions.
     """
     return [
         _is_read(partitions, members),
-        lag_below(partitions, max_lag),
+        judged(lag_below(partitions, max_lag), held),
         _is_caught_up(partitions, max_owed),
         retention(partitions, FIRST_OFFSETS),
     ]

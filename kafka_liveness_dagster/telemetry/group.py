@@ -15,6 +15,8 @@ from kafka_liveness_dagster.telemetry.metrics import (
     EVENTS,
     EXPIRED,
     GROUP,
+    HELD_BACK,
+    HELD_BACK_AGE,
     LAG,
     LAG_TIME,
     MEMBERS,
@@ -41,10 +43,14 @@ class Times(NamedTuple):
     Attributes:
         behind: seconds from the newest record that is processed to the newest.
         owed_since: the timestamp of the oldest one that is owed, in seconds since the epoch.
+        held_back: offsets behind open transactions.
+        held_seconds: for how long the oldest of these has been open.
     """
 
     behind: float | None
     owed_since: float | None
+    held_back: int = 0
+    held_seconds: float | None = None
 
 
 NO_TIMES = Times(None, None)
@@ -57,15 +63,19 @@ def times(cluster: Cluster, group_id: str, partitions: Sequence[PartitionSnapsho
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    from kafka_liveness_dagster.kafka.times import seconds_behind, timestamps  # noqa: PLC0415 - stays lazy
+    from kafka_liveness_dagster.kafka.times import held_back, seconds_behind, timestamps  # noqa: PLC0415 - stays lazy
 
+    held = held_back(cluster, group_id, {one.topic_partition: one.log_end for one in partitions})
     found = {}
     for topic, seen in _by_topic(partitions).items():
         positions = {one.topic_partition: one.log_start if one.committed is None else one.committed for one in seen}
         behind = seconds_behind(cluster, group_id, positions, {one.topic_partition: one.log_end for one in seen})
         first = {one.topic_partition: at for one in seen if (at := _first_owed(one)) is not None}
         owed = timestamps(cluster, group_id, first) if first else {}
-        found[topic] = Times(behind, min(owed.values()) / 1000 if owed else None)
+        waits = [one for one in held if one.topic_partition.topic == topic]
+        ages = [one.seconds for one in waits if one.seconds is not None]
+        since = min(owed.values()) / 1000 if owed else None
+        found[topic] = Times(behind, since, sum(one.offsets for one in waits), max(ages, default=None))
     return found
 
 
@@ -96,7 +106,7 @@ def points(
     for metric in (LAG, OWED, EXPIRED):
         yield from (Point(metric, value, dict(of)) for of, value in sums[metric.name].items())
     for topic, seen in _by_topic(partitions).items():
-        of_topic, (behind, owed_since) = {GROUP: group_id, TOPIC: topic}, known.get(topic, NO_TIMES)
+        of_topic, (behind, owed_since, held, held_seconds) = {GROUP: group_id, TOPIC: topic}, known.get(topic, NO_TIMES)
         if not any(one.lag for one in seen):
             behind = 0.0
         if behind is not None:
@@ -105,6 +115,10 @@ def points(
             yield Point(OWED_AGE, 0.0, of_topic)
         elif owed_since is not None:
             yield Point(OWED_AGE, max(0.0, time.time() - owed_since), of_topic)
+        if topic in known:
+            yield Point(HELD_BACK, held, of_topic)
+            if not held or held_seconds is not None:
+                yield Point(HELD_BACK_AGE, held_seconds or 0.0, of_topic)
 
 
 class GroupMetrics:

@@ -161,6 +161,22 @@ OWED_AGE = Metric(
     (GROUP, TOPIC),
     "sensor",
 )
+HELD_BACK = Metric(
+    "kafka_liveness.held_back.offsets",
+    "gauge",
+    "{offset}",
+    "Offsets behind an open transaction, which nobody who reads committed gets and no lag counts.",
+    (GROUP, TOPIC),
+    "sensor",
+)
+HELD_BACK_AGE = Metric(
+    "kafka_liveness.held_back.age",
+    "gauge",
+    "s",
+    "Seconds since the timestamp of the first record of the oldest open transaction; 0 where nothing is behind one.",
+    (GROUP, TOPIC),
+    "sensor",
+)
 EXPIRED = Metric(
     "kafka_liveness.owed.expired_offsets",
     "gauge",
@@ -201,6 +217,8 @@ METRICS = (
     OWED,
     OWED_AGE,
     EXPIRED,
+    HELD_BACK,
+    HELD_BACK_AGE,
     MEMBERS,
     EVENTS,
 )
