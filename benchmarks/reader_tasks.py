@@ -28,19 +28,15 @@ if TYPE_CHECKING:
 
     from benchmarks.lake import Lake
 
-SIZES = (100, 1_000, 10_000)
-TASKS = 60  # fewer than Spark keeps readers
+_SIZES = (100, 1_000, 10_000)
+_TASKS = 60  # fewer than Spark keeps readers
 _RECORDS = 6_000
 _ANEW, _KEPT = "{:,}, readers that connect", "{:,}, readers that were kept"
 
 
 @click.command()
-@click.option(
-    "--partitions", "sizes", default=(100, 1_000, 10_000), show_default=True, multiple=True, help="Of a topic."
-)
-@click.option(
-    "--repetitions", default=5, show_default=True, help="Of each, interleaved, after one that is not counted."
-)
+@click.option("--partitions", "sizes", default=_SIZES, show_default=True, multiple=True, help="Of a topic.")
+@click.option("--repetitions", default=5, show_default=True, help="Of each, interleaved, after one not counted.")
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
 def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
     """Read sixty partitions of topics with a hundred to ten thousand: milliseconds a task. Takes some two minutes."""
@@ -50,18 +46,18 @@ def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
         for size in sizes:
             with console.status(f"a topic of {size:,} partitions"):
                 topic = make_topic(services.servers, size, filled=False)
-                fill(services.servers, topic, TASKS, _RECORDS)
+                fill(services.servers, topic, _TASKS, _RECORDS)
             ways[_ANEW.format(size)] = partial(_anew, services, topic)
             ways[_KEPT.format(size)] = partial(_kept, services, topic)
-        found = interleaved(console, f"{TASKS} partitions", ways, repetitions, list(ways))
+        found = interleaved(console, f"{_TASKS} partitions", ways, repetitions, list(ways))
     table = Table(
-        f"milliseconds a task, {TASKS} tasks of {_RECORDS // TASKS} records, by the topic's partitions",
+        f"milliseconds a task, {_TASKS} tasks of {_RECORDS // _TASKS} records, by the topic's partitions",
         ("", "reader connects", "quartiles", "reader was kept", "quartiles"),
     )
     for size in sizes:
         cells: list[str] = []
         for name in (_ANEW, _KEPT):
-            cells += spread([1_000 * seconds / TASKS for seconds in found[name.format(size)]], ".1f")
+            cells += spread([1_000 * seconds / _TASKS for seconds in found[name.format(size)]], ".1f")
         table.add(f"{size:,}", *cells)
     table.note(f"medians of {repetitions} and quartiles; seconds of the whole query by its tasks, several at a time")
     show(console, table)
@@ -83,9 +79,9 @@ def _kept(services: Lake, topic: str) -> float:
 
 def _seconds(services: Lake, topic: str, reader: str) -> float:
     asked = {
-        "assign": {topic: list(range(TASKS))},
-        "startingOffsets": {topic: dict.fromkeys(map(str, range(TASKS)), 0)},
-        "endingOffsets": {topic: dict.fromkeys(map(str, range(TASKS)), _RECORDS // TASKS)},
+        "assign": {topic: list(range(_TASKS))},
+        "startingOffsets": {topic: dict.fromkeys(map(str, range(_TASKS)), 0)},
+        "endingOffsets": {topic: dict.fromkeys(map(str, range(_TASKS)), _RECORDS // _TASKS)},
     }
     options = {**services.options(reader), **{name: json.dumps(value) for name, value in asked.items()}}
     frame = services.session.read.format("kafka").options(**options).load()

@@ -39,7 +39,7 @@ def exposition(cluster: Cluster, found: GroupStatus, *, by_partition: bool = Fal
     registry = CollectorRegistry()
     gauges: dict[Metric, Gauge] = {}
     seen = [one.seen for one in found.partitions]
-    known = times(cluster, found.group_id, seen)
+    known = times(cluster, found.group_id, seen, found.held)
     for metric, value, labels in points(found.group_id, len(found.members), seen, known, by_partition=by_partition):
         names = [prometheus(label) for label in labels]
         if metric not in gauges:

@@ -170,8 +170,8 @@ class TableLedger:
             self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
         if is_new or self._written:
             self._says = self._told  # without what was believed, which proves nothing of what was written meanwhile
-            was_set_back = is_set_back(self._chain, line_before)
-            self._check(before, is_odd=is_odd, was_set_back=was_set_back, goes_on=goes_on(self._chain, known_as_of))
+            was_set_back, went_on = is_set_back(self._chain, line_before), goes_on(self._chain, known_as_of)
+            self._check(before, is_odd=is_odd, was_set_back=was_set_back, went_on=went_on)
             self._written = {}
         self._see(snapshot_id)
 
@@ -190,7 +190,7 @@ class TableLedger:
                 break
         return snapshot_id, snapshots
 
-    def _check(self, before: Accounts, *, is_odd: bool, was_set_back: bool, goes_on: bool) -> None:
+    def _check(self, before: Accounts, *, is_odd: bool, was_set_back: bool, went_on: bool) -> None:
         """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so.
 
         Not where it was set back, or may have been: that costs rework, and else was told on as if the rows were there.
@@ -201,7 +201,7 @@ class TableLedger:
             if now.complete or was_set_back or (is_odd and tp in self._written):
                 known = account if now.complete or was_set_back else self._written[tp]
                 self._lacking += [OffsetRange(*tp, *span) for span in difference(known.done, now.done)]
-            elif goes_on:
+            elif went_on:
                 kept[tp] = replace(now + account, complete=False)
         self._says = replace(self._says, accounts=kept)
         if lacking := self._lacking:  # for good: this process cannot go on as if nothing had been

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.events import GroupEvent
     from kafka_liveness_dagster.core.membership import PartitionSnapshot
+    from kafka_liveness_dagster.core.transactions import HeldBack
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 log = logging.getLogger("kafka_liveness_dagster")
@@ -56,16 +57,17 @@ class Times(NamedTuple):
 NO_TIMES = Times(None, None)
 
 
-def times(cluster: Cluster, group_id: str, partitions: Sequence[PartitionSnapshot]) -> dict[str, Times]:
-    """Of each topic; reads a record of each partition that is worst off.
+def times(
+    cluster: Cluster, group_id: str, partitions: Sequence[PartitionSnapshot], held: Sequence[HeldBack]
+) -> dict[str, Times]:
+    """Of each topic, with what is held back of it; reads a record of each partition that is worst off.
 
     Raises:
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    from kafka_liveness_dagster.kafka.times import held_back, seconds_behind, timestamps  # noqa: PLC0415 - stays lazy
+    from kafka_liveness_dagster.kafka.times import seconds_behind, timestamps  # noqa: PLC0415 - stays lazy
 
-    held = held_back(cluster, group_id, {one.topic_partition: one.log_end for one in partitions})
     found = {}
     for topic, seen in _by_topic(partitions).items():
         positions = {one.topic_partition: one.log_start if one.committed is None else one.committed for one in seen}
@@ -144,8 +146,11 @@ class GroupMetrics:
             reason = {REASON: event.reason.code} if isinstance(event, MemberLeft) else {}
             tell(EVENTS, 1, {GROUP: self._group_id, EVENT: type(event).__name__, **reason})
         if asks:
+            from kafka_liveness_dagster.kafka.times import held_back  # noqa: PLC0415 - stays lazy
+
             try:
-                self._times = times(cluster, self._group_id, partitions)
+                held = held_back(cluster, self._group_id, {one.topic_partition: one.log_end for one in partitions})
+                self._times = times(cluster, self._group_id, partitions, held)
             except KafkaLivenessError as error:  # what is measured is no reason to fail a tick
                 self._times = {}
                 log.warning("how old the records of group %s are is not known: %s", self._group_id, error)

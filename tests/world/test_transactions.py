@@ -176,10 +176,18 @@ def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transac
             return re.search(f"lag 0, .*{waits}", " ".join(told.split()))  # it is folded to the width there is
 
         wait_for(shown)
-        health = CliRunner().invoke(cli.main, ["health", *command[1:]], catch_exceptions=False)
-        assert (health.exit_code, bool(re.search(waits, health.stderr))) == (1, True)
-        gauges = CliRunner().invoke(cli.main, [*command, "--prometheus"], catch_exceptions=False).output
-        found = dict(re.findall(r"^kafka_liveness_held_back_(\w+)\{.*\} (\S+)$", gauges, re.MULTILINE))
+
+        def is_unwell():
+            told = CliRunner().invoke(cli.main, ["health", *command[1:]], catch_exceptions=False)
+            return told.exit_code == 1 and re.search(waits, told.stderr)
+
+        def measured():
+            told = CliRunner().invoke(cli.main, [*command, "--prometheus"], catch_exceptions=False).output
+            found = dict(re.findall(r"^kafka_liveness_held_back_(\w+)\{.*\} (\S+)$", told, re.MULTILINE))
+            return found if "age_seconds" in found else None  # as above
+
+        wait_for(is_unwell)
+        found = wait_for(measured)
         assert (float(found["offsets"]), 1_000 <= float(found["age_seconds"]) < 1_100) == (20, True)
         transaction.abort()
         await_log_end(w, 121)
