@@ -76,15 +76,16 @@ class Ways:
         """Dagster's daemon and its code server, with the group's sensor after its run has ended, or an empty one."""
         topic, table = self._work()
         env = {**self._env(topic, table, _SOON), **({resting.EMPTY: "yes"} if empty else {})}
-        with Daemon(self._services.home / f"dagster-{topic}", resting.__name__, env) as daemon:
+        home = self._services.home / f"dagster-{topic}"
+        with Daemon(home, resting.__name__, env, code_server=True) as daemon:
             done = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
             daemon.await_(
                 "tick" if empty else "run",
                 lambda: (_ticks(daemon.instance, 0.0) if empty else daemon.instance.get_runs_count(done)) or None,
             )
-            one = daemon.daemon
-            servers = [child for child in one.children(recursive=True) if "grpc" in child.cmdline()]
-            yield Resting({"daemon": [one], "code server": servers}, lambda since: _ticks(daemon.instance, since))
+            assert daemon.server is not None  # noqa: S101 - it was asked for
+            processes = {"daemon": [daemon.daemon], "code server": [daemon.server]}
+            yield Resting(processes, lambda since: _ticks(daemon.instance, since))
 
     @contextmanager
     def session(self) -> Iterator[Resting]:

@@ -8,7 +8,7 @@ table that is rolled back, dropped or replaced says less. Follows the snapshots;
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.ledger_text import decode, is_all
@@ -69,6 +69,17 @@ class Lineage:
     path: tuple[int, ...]
     summed_up: tuple[int, ...]
     complete: bool
+
+
+class Reading(NamedTuple):
+    """What the table said as of a snapshot; it says so as long as that is the current one."""
+
+    snapshot_id: int | None = None
+    ledger: Ledger = Ledger()
+    chain: tuple[int, ...] = ()
+
+
+NOTHING_READ = Reading()
 
 
 def chain(snapshots: Mapping[int, Snapshot], current: int | None) -> tuple[int, ...]:

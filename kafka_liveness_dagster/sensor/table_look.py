@@ -1,7 +1,7 @@
 """May a look at a group hold it against the table? Only if Spark answers at once: a look waits for nobody.
 
-One Spark session per process and address, kept for the next look; a server that does not answer is left alone for a
-while. Starts nothing, writes nothing.
+One Spark session per process and address, kept for the next look, as is what a table said: it is read again when
+somebody has written to it. A server that does not answer is left alone for a while. Starts nothing, writes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafka_liveness_dagster.core.bad_records import OwedLetters
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.ledger import NOTHING_READ, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ _ASK_SECONDS = 10.0
 _LEAVE_ALONE_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
 _silent_until: dict[str, tuple[float, float, str]] = {}
+_readings: dict[tuple[str | None, str], Reading] = {}
 
 
 @dataclass
@@ -89,7 +91,12 @@ class TableLook:
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-        return TableLedger(IcebergTable(self.target), self._session, _ASK_SECONDS).accounts(asked)
+        key = (self.spark.running(), self.target)
+        last = _readings.get(key, NOTHING_READ)
+        ledger = TableLedger(IcebergTable(self.target), self._session, _ASK_SECONDS, last)
+        found = ledger.accounts(asked)
+        _readings[key] = ledger.reading
+        return found
 
     def _session(self) -> Any:
         from kafka_liveness_dagster.spark.errors import SparkUnreachableError  # noqa: PLC0415

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Ledger, chain, goes_on, is_set_back, lineage, read
+from kafka_liveness_dagster.core.ledger import (
+    NOTHING_READ,
+    Ledger,
+    Reading,
+    chain,
+    goes_on,
+    is_set_back,
+    lineage,
+    read,
+)
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
@@ -46,19 +55,23 @@ class TableLedger:
         table: the table; it may not exist yet.
         session: gives a Spark session of a server whose catalog has it.
         answer_seconds: how long ``accounts`` may take: it is asked outside of batches, where nobody watches Spark.
+        last: what another witness of this table has read; where nobody has written since it is not read again.
     """
 
     def __init__(
-        self, table: IcebergTable, session: Callable[[], SparkSession], answer_seconds: float = ANSWER_SECONDS
+        self,
+        table: IcebergTable,
+        session: Callable[[], SparkSession],
+        answer_seconds: float = ANSWER_SECONDS,
+        last: Reading = NOTHING_READ,
     ) -> None:
         self._table, self._session, self._answer_seconds = table, session, answer_seconds
-        self._says = self._told = Ledger()
+        self._read_before, self._reading = last, NOTHING_READ
+        self._says = Ledger()
         self._known: dict[TopicPartition, Account] = {}
         self._written: dict[TopicPartition, Account] = {}
-        self._since: int | None = None
         self._known_as_of: set[int | None] = set()
         self._seen: set[int | None] = set()
-        self._chain: tuple[int, ...] = ()
         self._passed: tuple[int, ...] = ()
         self._last: int | None = None
         self._landed_since, self._look_at = False, 0.0
@@ -69,6 +82,11 @@ class TableLedger:
     def target(self) -> str:
         """The table's name."""
         return self._table.name
+
+    @property
+    def reading(self) -> Reading:
+        """What the table said at the last look."""
+        return self._reading
 
     def accounts(self, asked: Collection[TopicPartition]) -> Accounts:
         """What the table says of these partitions, as of now.
@@ -119,8 +137,9 @@ class TableLedger:
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode(self._with_known(), complete=self._says.complete)
         summary = {WROTE: encode(wrote)}
-        if self._since is not None and (len(had) <= LONG or self._since == snapshot_id):
-            summary |= {HAD: had, SINCE: str(self._since)}
+        since = self._reading.snapshot_id
+        if since is not None and (len(had) <= LONG or since == snapshot_id):
+            summary |= {HAD: had, SINCE: str(since)}
         return summary
 
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
@@ -162,15 +181,16 @@ class TableLedger:
         began_at = time.monotonic()
         snapshot_id, snapshots = self._now(session)
         before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
-        line_before, self._passed = (*self._passed, *self._chain), ()
+        line_before, self._passed = (*self._passed, *self._reading.chain), ()
         known_as_of, self._known_as_of = self._known_as_of, {snapshot_id}
-        if is_new := snapshot_id is None or snapshot_id != self._since:
-            self._told = self._read(session, snapshot_id, snapshots)
-            self._since, took = snapshot_id, time.monotonic() - began_at
+        if is_new := snapshot_id is None or snapshot_id != self._reading.snapshot_id:
+            self._reading = self._read(session, snapshot_id, snapshots)
+            took = time.monotonic() - began_at
             self._look_at = began_at + min(took / _LOOK_SHARE, _LONGEST_SECONDS)
         if is_new or self._written:
-            self._says = self._told  # without what was believed, which proves nothing of what was written meanwhile
-            was_set_back, went_on = is_set_back(self._chain, line_before), goes_on(self._chain, known_as_of)
+            self._says = self._reading.ledger  # without what was believed, which proves nothing of what others wrote
+            line = self._reading.chain
+            was_set_back, went_on = is_set_back(line, line_before), goes_on(line, known_as_of)
             self._check(before, is_odd=is_odd, was_set_back=was_set_back, went_on=went_on)
             self._written = {}
         self._see(snapshot_id)
@@ -183,7 +203,7 @@ class TableLedger:
         for _ in range(_ATTEMPTS):
             self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
             snapshot_id = self._table.current(session)
-            if snapshot_id is None or snapshot_id == self._since:
+            if snapshot_id in (None, self._reading.snapshot_id, self._read_before.snapshot_id):
                 return snapshot_id, {}
             snapshots = newest(session, self._table)
             if snapshot_id in snapshots:
@@ -211,18 +231,18 @@ class TableLedger:
                 "them is missing. Restore the table; or set on_missing_rows='owe': the next live run owes it again"
             )
 
-    def _read(self, session: SparkSession, snapshot_id: int | None, snapshots: Mapping[int, Snapshot]) -> Ledger:
-        self._chain = ()
+    def _read(self, session: SparkSession, snapshot_id: int | None, snapshots: Mapping[int, Snapshot]) -> Reading:
         if snapshot_id is None:
-            return Ledger()
+            return NOTHING_READ
+        if snapshot_id == self._read_before.snapshot_id:
+            return self._read_before
         found = lineage(snapshots, snapshot_id)
         if not found.complete and len(snapshots) >= NEWEST:
             known = without_texts(session, self._table)
             found = lineage(known, snapshot_id)
             snapshots = known | of(session, self._table, {*found.path, *found.summed_up})
-        self._chain = chain(snapshots, snapshot_id)
         self._seen |= set(snapshots)
-        return read(snapshots, found)
+        return Reading(snapshot_id, read(snapshots, found), chain(snapshots, snapshot_id))
 
 
 def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:

@@ -42,6 +42,9 @@ DEFAULTS = {
 }
 OFFSETS_PER_TASK = 10_000
 """Below this a task costs about what it saves, and each task writes a file of its own."""
+RANGES_PER_TASK = 16
+"""At most so many small ranges share a task, whose readers all stay open until it ends."""
+_TASKS_PER_CORE = 4  # a core that is done with an easy one takes the next
 _CORES_SECONDS = 30.0
 _SPLITS = re.compile(r"splits=(\d+)")
 
@@ -63,7 +66,8 @@ def read(
         kafka_options: options of Spark's Kafka source, their prefix included: ``kafka.bootstrap.servers``,
             security, fetch sizes; what ``DEFAULTS`` sets may be set otherwise.
         min_partitions: how many Spark tasks to split the reading into, at least; None: as many as the server works
-            on at a time, as long as each has ``OFFSETS_PER_TASK``. A Kafka partition is never less than one.
+            on at a time, as long as each has ``OFFSETS_PER_TASK``. A range is never less than one, unless there are
+            many small ones: those share tasks, ``RANGES_PER_TASK`` at most, as long as all cores have some.
 
     Raises:
         InvalidSettingError: no range was given, or ``kafka.bootstrap.servers`` is missing.
@@ -93,7 +97,11 @@ def parallelism(session: SparkSession) -> int:
 
 def _tasks(session: SparkSession, total: int) -> int:
     worth = total // OFFSETS_PER_TASK
-    return min(worth, _cores(session, int(time.monotonic() / _CORES_SECONDS))) if worth > 1 else 1
+    return min(worth, _cores(session, _now())) if worth > 1 else 1
+
+
+def _now() -> int:
+    return int(time.monotonic() / _CORES_SECONDS)
 
 
 @functools.lru_cache(maxsize=16)
@@ -120,7 +128,18 @@ def _read_layer(
         "minPartitions": str(min_partitions),
     }
     theirs = {**DEFAULTS, **kafka_options}
-    return session.read.format("kafka").options(**{"kafka.group.id": group_id(theirs), **theirs, **ours}).load()
+    frame = session.read.format("kafka").options(**{"kafka.group.id": group_id(theirs), **theirs, **ours}).load()
+    tasks = _tasks_for(session, layer, min_partitions)
+    return frame.coalesce(tasks) if 2 * tasks <= len(layer) else frame
+
+
+def _tasks_for(session: SparkSession, layer: Sequence[OffsetRange], least: int) -> int:
+    """How few tasks these ranges may share: one each costs as much as reading a few hundred records."""
+    if len(layer) <= RANGES_PER_TASK:
+        return len(layer)
+    full = math.ceil(sum(part.size for part in layer) / OFFSETS_PER_TASK)
+    busy = _TASKS_PER_CORE * _cores(session, _now())
+    return max(least, full, busy, math.ceil(len(layer) / RANGES_PER_TASK))
 
 
 def group_id(kafka_options: Mapping[str, str]) -> str:

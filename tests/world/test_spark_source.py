@@ -10,7 +10,7 @@ import pytest
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, parallelism, read
+from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, parallelism, read
 from tests.world.stories import wait_for
 
 
@@ -76,6 +76,21 @@ def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, se
     assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka)) == 2
     assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large - 1)], kafka)) == 1
     assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka, min_partitions=1)) == 1
+
+
+def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
+    """What a thousand partitions have a little of is no thousand tasks and files; what is asked for more is not met."""
+    partitions, each = 40, 3
+    topic, kafka = make_topic(partitions), {"kafka.bootstrap.servers": services.bootstrap_servers}
+    for partition in range(partitions):
+        produce(services.bootstrap_servers, topic, partition, map(str, range(each)))
+    ranges = [OffsetRange(topic, partition, 0, each) for partition in range(partitions)]
+    shared = read(spark, ranges, kafka)
+    assert _offsets(shared) == [(partition, offset) for partition in range(partitions) for offset in range(each)]
+    assert _tasks(shared) == 4 * parallelism(spark)
+    assert _tasks(read(spark, ranges, kafka, min_partitions=20)) == 20
+    assert _tasks(read(spark, ranges, kafka, min_partitions=partitions)) == partitions
+    assert _tasks(read(spark, ranges[:RANGES_PER_TASK], kafka)) == RANGES_PER_TASK
 
 
 def test_expired_data_is_an_error_and_never_a_gap(spark, services, orders):

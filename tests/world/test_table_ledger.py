@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.sensor import table_look
+from kafka_liveness_dagster.sensor.table_look import TableLook
+from kafka_liveness_dagster.spark import ledger
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.summaries import newest
 from kafka_liveness_dagster.spark.table import IcebergTable
 
 TP = TopicPartition("orders", 0)
@@ -132,3 +138,27 @@ def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
     assert lane.accounts([TP])[TP] == Account(complete=False), "nobody can tell"
     lane.landed(ranges)
     assert lane.accounts([TP])[TP] == Account(complete=False), "nor was it told as of a snapshot that is there"
+
+
+def test_a_look_reads_the_history_only_where_somebody_has_written_since(spark, table, monkeypatch):
+    """The sensor's looks: of a table that is at rest each is one question; one that was set back says what it has."""
+    read = []
+    monkeypatch.setattr(ledger, "newest", lambda *asked: read.append(asked) or newest(*asked))
+    monkeypatch.setattr(table_look, "_readings", {})
+
+    def looked():
+        look = TableLook(table, SimpleNamespace(running=lambda: "sc://here"))
+        look._session = lambda: spark
+        return look.accounts([TP])[TP].done
+
+    writer = TableLedger(IcebergTable(table), lambda: spark)
+    first = put(spark, writer, 0, 10)
+    del read[:]
+    assert [looked() for _ in range(3)] == [(Span(0, 10),)] * 3
+    assert len(read) == 1
+    put(spark, writer, 10, 20)
+    del read[:]
+    assert [looked() for _ in range(2)] == [(Span(0, 20),)] * 2
+    assert len(read) == 1
+    set_back(spark, table, first, [])
+    assert looked() == (Span(0, 10),)
