@@ -44,6 +44,9 @@ OFFSETS_PER_TASK = 10_000
 """Below this a task costs about what it saves, and each task writes a file of its own."""
 RANGES_PER_TASK = 16
 """At most so many small ranges share a task, whose readers all stay open until it ends."""
+SMALL = 500
+"""Offsets of a range at most, on average, for that: as many records as Kafka's consumer gives at a poll by default."""
+_SHARED = {"kafka.max.poll.records": str(SMALL), "kafka.max.partition.fetch.bytes": str(2**20)}
 _TASKS_PER_CORE = 4  # a core that is done with an easy one takes the next
 _CORES_SECONDS = 30.0
 _SPLITS = re.compile(r"splits=(\d+)")
@@ -67,7 +70,7 @@ def read(
             security, fetch sizes; what ``DEFAULTS`` sets may be set otherwise.
         min_partitions: how many Spark tasks to split the reading into, at least; None: as many as the server works
             on at a time, as long as each has ``OFFSETS_PER_TASK``. A range is never less than one, unless there are
-            many small ones: those share tasks, ``RANGES_PER_TASK`` at most, as long as all cores have some.
+            many ``SMALL`` ones: those share tasks, ``RANGES_PER_TASK`` at most, as long as all cores have some.
 
     Raises:
         InvalidSettingError: no range was given, or ``kafka.bootstrap.servers`` is missing.
@@ -127,19 +130,18 @@ def _read_layer(
         "failOnDataLoss": "true",
         "minPartitions": str(min_partitions),
     }
-    theirs = {**DEFAULTS, **kafka_options}
+    tasks = max(min_partitions, _fewest(session, layer))
+    is_shared = 2 * tasks <= len(layer)
+    theirs = {**DEFAULTS, **(_SHARED if is_shared else {}), **kafka_options}
     frame = session.read.format("kafka").options(**{"kafka.group.id": group_id(theirs), **theirs, **ours}).load()
-    tasks = _tasks_for(session, layer, min_partitions)
-    return frame.coalesce(tasks) if 2 * tasks <= len(layer) else frame
+    return frame.coalesce(tasks) if is_shared else frame
 
 
-def _tasks_for(session: SparkSession, layer: Sequence[OffsetRange], least: int) -> int:
-    """How few tasks these ranges may share: one each costs as much as reading a few hundred records."""
-    if len(layer) <= RANGES_PER_TASK:
+def _fewest(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
+    """How few tasks may read these ranges: one for each costs as much as some hundred records do, and writes a file."""
+    if len(layer) <= RANGES_PER_TASK or sum(part.size for part in layer) > SMALL * len(layer):
         return len(layer)
-    full = math.ceil(sum(part.size for part in layer) / OFFSETS_PER_TASK)
-    busy = _TASKS_PER_CORE * _cores(session, _now())
-    return max(least, full, busy, math.ceil(len(layer) / RANGES_PER_TASK))
+    return max(_TASKS_PER_CORE * _cores(session, _now()), math.ceil(len(layer) / RANGES_PER_TASK))
 
 
 def group_id(kafka_options: Mapping[str, str]) -> str:

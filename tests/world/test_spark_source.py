@@ -10,7 +10,7 @@ import pytest
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, parallelism, read
+from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, SMALL, parallelism, read
 from tests.world.stories import wait_for
 
 
@@ -79,11 +79,11 @@ def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, se
 
 
 def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
-    """What a thousand partitions have a little of is no thousand tasks and files; what is asked for more is not met."""
+    """What a thousand partitions have a little of is no thousand tasks and files; what one has much of is its own."""
     partitions, each = 40, 3
     topic, kafka = make_topic(partitions), {"kafka.bootstrap.servers": services.bootstrap_servers}
     for partition in range(partitions):
-        produce(services.bootstrap_servers, topic, partition, map(str, range(each)))
+        produce(services.bootstrap_servers, topic, partition, map(str, range(SMALL + 1)))
     ranges = [OffsetRange(topic, partition, 0, each) for partition in range(partitions)]
     shared = read(spark, ranges, kafka)
     assert _offsets(shared) == [(partition, offset) for partition in range(partitions) for offset in range(each)]
@@ -91,6 +91,8 @@ def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
     assert _tasks(read(spark, ranges, kafka, min_partitions=20)) == 20
     assert _tasks(read(spark, ranges, kafka, min_partitions=partitions)) == partitions
     assert _tasks(read(spark, ranges[:RANGES_PER_TASK], kafka)) == RANGES_PER_TASK
+    large = [OffsetRange(topic, partition, 0, SMALL + 1) for partition in range(partitions)]
+    assert _tasks(read(spark, large, kafka)) == partitions
 
 
 def test_expired_data_is_an_error_and_never_a_gap(spark, services, orders):
