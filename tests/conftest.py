@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,14 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@contextmanager
+def _last_will(code: str) -> Iterator[None]:
+    """Have this done after the block even if this process is killed in it, as pytest-xdist does 10 s after Ctrl-C."""
+    command = [sys.executable, "-c", f"import sys; sys.stdin.read(); {code}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield
+
+
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Kafka and Spark Connect with a state folder of their own; the jars are the machine's."""
@@ -72,11 +81,12 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path_factory.mktemp("home")))
-        try:
-            yield embedded.ensure()
-        finally:
-            embedded.stop()
-            clients.forget()  # which would look for their broker while others still test
+        with _last_will("from kafka_liveness_dagster.embedded import services; services.stop()"):
+            try:
+                yield embedded.ensure()
+            finally:
+                embedded.stop()
+                clients.forget()  # which would look for their broker while others still test
 
 
 @pytest.fixture(scope="session")
