@@ -6,6 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.connect import (
     AnalysisException,
+    SparkConnectException,
     SparkConnectGrpcException,
     SparkRuntimeException,
     UnknownException,
@@ -13,7 +14,7 @@ from pyspark.errors.exceptions.connect import (
 from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
-from kafka_liveness_dagster.spark.failed import Why, is_away, is_cancelled, is_the_servers, refusal
+from kafka_liveness_dagster.spark.failed import Why, is_anew, is_away, is_cancelled, is_the_servers, refusal
 from kafka_liveness_dagster.spark.inside import OUTSIDE, stray
 from kafka_liveness_dagster.spark.line import Line
 from kafka_liveness_dagster.spark.session import _created
@@ -122,3 +123,16 @@ def test_a_server_that_is_away_is_known_by_what_pyspark_makes_of_it():
         assert is_the_servers(lost.value)
     assert not is_away(AnalysisException("status = StatusCode.UNAVAILABLE"))
     assert not is_away(None)
+
+
+@pytest.mark.parametrize(
+    "condition", ["NO_ACTIVE_SESSION", "INVALID_HANDLE.SESSION_CHANGED", "INVALID_HANDLE.SESSION_CLOSED"]
+)
+def test_a_server_that_was_started_anew_did_not_fail_at_the_work(condition):
+    """Nobody looks for a bad record then, and no transform is to be mended."""
+    error = SparkConnectException(f"[{condition}] …", condition, {})
+    assert is_anew(error)
+    assert is_the_servers(error)
+    assert not is_away(error)
+    assert not is_anew(raised("no price"))
+    assert not is_anew(None)

@@ -42,6 +42,7 @@ class Refusal:
 
 
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
+_NO_SESSION = ("NO_ACTIVE_SESSION", *(f"INVALID_HANDLE.SESSION_{what}" for what in ("CHANGED", "CLOSED", "NOT_FOUND")))
 _MADE_MEANWHILE = ("TABLE_OR_VIEW_ALREADY_EXISTS", "FIELD_ALREADY_EXISTS", "SCHEMA_NOT_FOUND")  # or gone: a namespace
 _OF_ICEBERG = (  # which has no conditions: the class of an exception, how its message begins, and what it means
     ("ValidationException", "Cannot delete file where some, but not all, rows match", Why.CUTS_A_FILE),
@@ -82,7 +83,7 @@ def is_cancelled(error: BaseException | None) -> bool:
 
 def is_the_servers(error: PySparkException) -> bool:
     """Whether Spark did not fail at this work but is away, or was told to stop: whoever watches the job names it."""
-    return type(error) is SparkConnectGrpcException or is_away(error) or is_cancelled(error)
+    return type(error) is SparkConnectGrpcException or is_away(error) or is_anew(error) or is_cancelled(error)
 
 
 def is_away(error: BaseException | None) -> bool:
@@ -90,6 +91,14 @@ def is_away(error: BaseException | None) -> bool:
     if type(error) is SparkConnectGrpcException:
         return f"status = {StatusCode.UNAVAILABLE}" in str(error)
     return isinstance(error, PySparkException) and error.getCondition() == "RETRIES_EXCEEDED"
+
+
+def is_anew(error: BaseException | None) -> bool:
+    """Whether the server does not know the session: it was started anew, or has ended it.
+
+    PySpark itself says so, instead of the server's words: it closes its side before it asks for the error's details.
+    """
+    return isinstance(error, PySparkException) and error.getCondition() in _NO_SESSION
 
 
 def is_timestamp(error: PySparkException) -> bool:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkUnreachableError
-from kafka_liveness_dagster.spark.failed import is_away, is_cancelled
+from kafka_liveness_dagster.spark.failed import is_anew, is_away, is_cancelled
 from kafka_liveness_dagster.spark.line import line_of
 
 if TYPE_CHECKING:
@@ -135,10 +135,12 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        if is_away(error):
+        if is_away(error) or is_anew(error):
+            why = ": it was started anew, or has ended this session"
             raise SparkUnreachableError(
-                f"Spark at {line_of(self._session).address} was lost in the middle of a batch, and not found again in "
-                "half a minute of trying: nothing was committed, and the batch comes again; look at the server's log"
+                f"Spark at {line_of(self._session).address} was lost in the middle of a batch"
+                + (why if is_anew(error) else ", and not found again in half a minute of trying")
+                + ": nothing was committed, and the batch comes again; look at the server's log"
             ) from error
 
     def _interrupt_until_ended(self) -> None:

@@ -11,7 +11,7 @@ from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.failpoints import Failpoint
-from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError
+from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkUnreachableError, TransformError
 from tests.world.lettered import BROKEN, DEAD_LETTERS, MENDED, WHEN_MS, Lettered
 
 FIRST_AND_LAST = "x 1 2 3 y 5 6 z"
@@ -226,3 +226,24 @@ def test_a_table_of_somebody_elses_is_not_taken_for_one_of_dead_letters(make):
     assert isinstance(error, kl.TableSchemaError)
     assert "no table of dead letters" in str(error)
     assert (world.there(), world.letters(), bool(world.at())) == ([], [], False)
+
+
+def test_a_spark_that_was_started_anew_is_no_fault_of_a_record(make):
+    """While a transform worked in Python: no record is looked for, and the next run does it all."""
+    world = make()
+    world.produce("0 1 2")
+    known = []
+
+    def interrupted(batch):
+        if not known:
+            known.append(batch.sparkSession.client._server_session_id)
+            batch.sparkSession.client._server_session_id = "of the server before"
+        return batch.selectExpr("topic", "partition", "offset", f"{BROKEN} AS value")
+
+    world.value = interrupted
+    error = world.live()
+    assert isinstance(error, SparkUnreachableError)
+    assert "was lost in the middle of a batch: it was started anew, or has ended this session" in str(error)
+    assert world.owes() == []
+    assert world.live() is None
+    assert world.there() == [0, 1, 2]
