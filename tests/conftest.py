@@ -69,8 +69,9 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def _last_will(code: str) -> Iterator[None]:
     """Have this done after the block even if this process is killed in it, as pytest-xdist does 10 s after Ctrl-C."""
     command = [sys.executable, "-c", f"import sys; sys.stdin.read(); {code}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as heir:
         yield
+    assert heir.returncode == 0
 
 
 @pytest.fixture(scope="session")
@@ -82,11 +83,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path_factory.mktemp("home")))
         with _last_will("from kafka_liveness_dagster.embedded import services; services.stop()"):
-            try:
-                yield embedded.ensure()
-            finally:
-                embedded.stop()
-                clients.forget()  # which would look for their broker while others still test
+            yield embedded.ensure()
+            clients.forget()  # which would look for their broker while others still test
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ _ASK_SECONDS = 10.0
 _LEAVE_ALONE_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
 _silent_until: dict[str, tuple[float, float, str]] = {}
-_readings: dict[tuple[str | None, str], Reading] = {}
+_readings: dict[str, Reading] = {}  # by the table's name: another one of that name has other snapshots
 
 
 @dataclass
@@ -91,11 +91,10 @@ class TableLook:
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-        key = (self.spark.running(), self.target)
-        last = _readings.get(key, NOTHING_READ)
+        last = _readings.get(self.target, NOTHING_READ)
         ledger = TableLedger(IcebergTable(self.target), self._session, _ASK_SECONDS, last)
         found = ledger.accounts(asked)
-        _readings[key] = ledger.reading
+        _readings[self.target] = ledger.reading
         return found
 
     def _session(self) -> Any:

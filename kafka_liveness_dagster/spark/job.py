@@ -135,12 +135,16 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        if is_away(error) or is_anew(error):
-            why = ": it was started anew, or has ended this session"
+        is_new = is_anew(error)
+        if is_new or is_away(error):
+            why = (
+                ": it was started anew, or has ended this session"
+                if is_new
+                else ", and not found again in half a minute of trying"
+            )
             raise SparkUnreachableError(
-                f"Spark at {line_of(self._session).address} was lost in the middle of a batch"
-                + (why if is_anew(error) else ", and not found again in half a minute of trying")
-                + ": nothing was committed, and the batch comes again; look at the server's log"
+                f"Spark at {line_of(self._session).address} was lost in the middle of a batch{why}: nothing was "
+                "committed, and the batch comes again; look at the server's log"
             ) from error
 
     def _interrupt_until_ended(self) -> None:

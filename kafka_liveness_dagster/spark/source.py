@@ -100,16 +100,16 @@ def parallelism(session: SparkSession) -> int:
 
 def _tasks(session: SparkSession, total: int) -> int:
     worth = total // OFFSETS_PER_TASK
-    return min(worth, _cores(session, _now())) if worth > 1 else 1
+    return min(worth, _cores(session)) if worth > 1 else 1
 
 
-def _now() -> int:
-    return int(time.monotonic() / _CORES_SECONDS)
+def _cores(session: SparkSession) -> int:
+    """A cluster may grow and shrink, but not with each batch."""
+    return _cores_in(int(time.monotonic() / _CORES_SECONDS), session)
 
 
 @functools.lru_cache(maxsize=16)
-def _cores(session: SparkSession, _now: int) -> int:
-    """A cluster may grow and shrink, but not with each batch."""
+def _cores_in(_period: int, session: SparkSession) -> int:
     return parallelism(session)
 
 
@@ -141,7 +141,7 @@ def _fewest(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
     """How few tasks may read these ranges: one for each costs as much as some hundred records do, and writes a file."""
     if len(layer) <= RANGES_PER_TASK or sum(part.size for part in layer) > SMALL * len(layer):
         return len(layer)
-    return max(_TASKS_PER_CORE * _cores(session, _now()), math.ceil(len(layer) / RANGES_PER_TASK))
+    return max(_TASKS_PER_CORE * _cores(session), math.ceil(len(layer) / RANGES_PER_TASK))
 
 
 def group_id(kafka_options: Mapping[str, str]) -> str:
