@@ -79,10 +79,10 @@ def _live(
         next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
         try:
             pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context), told)
+            last = told.last()
         except BaseException:
             told.tell_what_is_left()
             raise
-        last = told.last()
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return last
 
@@ -199,7 +199,7 @@ def _until_idle(
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
         idle_at = time.monotonic() + idle_seconds
         while consumer.has_time_for_a_batch():
-            told.tell_if_due()
+            told.tell_if_due(may_wait=not ahead)
             if ahead:
                 return consumer.poll(0, max_records, min_records=max_records)
             patience = max(0.0, idle_at - time.monotonic())

@@ -2,17 +2,19 @@
 
 Of the first batch at once, then at most once in so many seconds with new data, and at the end: each materialization
 tells what was written since the one before. So downstream assets begin, freshness is known, and nobody is woken by a
-run that wrote nothing.
+run that wrote nothing. What the table has by then Spark is asked beside the batches, which do not wait for it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.aside import aside
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.metadata import Tally
 
@@ -26,6 +28,13 @@ _DATA_VERSION = "dagster/data_version"
 _IS_OURS = "dagster/data_version_is_user_provided"
 
 
+class _Next(NamedTuple):
+    """A materialization that waits for what the table says."""
+
+    since: Tally
+    table: Future[TableNow | None]
+
+
 class Materializations:
     """Those of one live run.
 
@@ -33,7 +42,7 @@ class Materializations:
         context: the run's.
         group_id: by which commands know whose asset it is.
         every_seconds: at least so long from one to the next.
-        table_now: the table as readers see it, None where nobody can tell.
+        table_now: gives what tells the table as readers see it, in a thread of its own; None where nobody can tell.
         facts: what else is told with each: lag, links, the cause of the run.
     """
 
@@ -42,12 +51,13 @@ class Materializations:
         context: dg.AssetExecutionContext,
         group_id: str,
         every_seconds: float,
-        table_now: Callable[[], TableNow | None],
+        table_now: Callable[[], Callable[[], TableNow | None]],
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._context, self._group_id, self._every_seconds = context, group_id, every_seconds
         self._table_now, self._facts = table_now, facts
         self._since, self._told_at = Tally(), -math.inf
+        self._next: _Next | None = None
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """A batch is committed. Tells nothing yet: it may be in the middle of a rebalance."""
@@ -58,44 +68,62 @@ class Materializations:
         """How long until there is one to tell; infinite without new data."""
         return max(0.0, self._told_at + self._every_seconds - time.monotonic()) if self._since.batches else math.inf
 
-    def tell_if_due(self) -> None:
-        """Materialize the asset with what is new, if it is time; what cannot be told now is told with the next."""
-        if self.due_in_seconds > 0:
-            return
-        self._told_at = time.monotonic()
-        version, metadata = self._taken()
-        # No code version: Dagster would look for those of what is upstream beside it, and call the asset unsynced
-        tags = {_DATA_VERSION: version, _IS_OURS: "true"} if version else None
-        self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata, tags=tags))
+    def tell_if_due(self, *, may_wait: bool) -> None:
+        """Materialize the asset with what is new, if it is time; what cannot be told now is told with the next.
+
+        Args:
+            may_wait: for what the table says; else it is told at a later call, when that is known.
+        """
+        if self._next is None and self.due_in_seconds <= 0:
+            self._take()
+            self._told_at = time.monotonic()
+        if self._next is not None and (may_wait or self._next.table.done()):
+            self._tell(self._next)
 
     def last(self) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
         """What is new at the end of the run, None for nothing."""
+        if self._next is not None:
+            self._tell(self._next)
         if not self._since.batches:
             return None
-        version, metadata = self._taken()
+        version, metadata = self._told(self._take())
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version) if version else None)
 
     def tell_what_is_left(self) -> None:
         """The run fails: what is committed is new all the same. In few words: who would say more may have failed."""
-        if self._since.batches:
-            since, self._since = self._since, Tally()
-            metadata: dict[str, Any] = {**since.metadata(), "group": self._group_id}
-            self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata))
+        left = [self._since] if self._next is None else [self._next.since, self._since]
+        self._since, self._next = Tally(), None
+        for since in left:
+            if since.batches:
+                metadata: dict[str, Any] = {**since.metadata(), "group": self._group_id}
+                self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata))
 
-    def _taken(self) -> tuple[str | None, dict[str, Any]]:
-        """Data version and metadata of what no materialization has told yet, which they tell now."""
-        since, self._since = self._since, Tally()
-        now = self._asked()
-        return now and str(now.snapshot_id), {
-            **since.metadata(),
-            **(_shown(now) if now else {}),
-            **self._facts(),
-            "group": self._group_id,
-        }
-
-    def _asked(self) -> TableNow | None:
+    def _take(self) -> _Next:
+        """All that no materialization has told yet is told with the next one; the table is asked now."""
         try:
-            return self._table_now()
+            table = aside(self._table_now(), "kafka-liveness-table")
+        except KafkaLivenessError as error:
+            table = Future()
+            table.set_exception(error)
+        self._next, self._since = _Next(self._since, table), Tally()
+        return self._next
+
+    def _tell(self, one: _Next) -> None:
+        version, metadata = self._told(one)
+        # No code version: Dagster would look for those of what is upstream beside it, and call the asset unsynced
+        tags = {_DATA_VERSION: version, _IS_OURS: "true"} if version else None
+        self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata, tags=tags))
+
+    def _told(self, one: _Next) -> tuple[str | None, dict[str, Any]]:
+        """Data version and metadata, as soon as the table has answered."""
+        now = self._answer(one.table)
+        metadata = {**one.since.metadata(), **(_shown(now) if now else {}), **self._facts(), "group": self._group_id}
+        self._next = None  # not before: who is interrupted in the wait has not told it
+        return now and str(now.snapshot_id), metadata
+
+    def _answer(self, table: Future[TableNow | None]) -> TableNow | None:
+        try:
+            return table.result()
         except KafkaLivenessError as error:  # what was written was committed: no reason to end the run
             self._context.log.warning("the table's snapshot is not told: %s", error)
             return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.spark.sink import SinkWitness
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
     from kafka_liveness_dagster.spark.described import TableNow
@@ -26,12 +29,15 @@ def witness_of(
     return TableLedger(IcebergTable(asset.table or ""), session, max(budget_seconds, ANSWER_SECONDS))
 
 
-def table_now(asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float) -> TableNow | None:
-    """The table as readers see it; None for a sink of the user's own."""
+def table_now(
+    asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
+) -> Callable[[], TableNow | None]:
+    """What tells, in any thread, the table as readers see it; None for a sink of the user's own."""
     if asset.table is None:
-        return None
+        return lambda: None
     from kafka_liveness_dagster.spark.described import described  # noqa: PLC0415 - pyspark stays lazy
     from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-    return described(spark.session(), IcebergTable(asset.table), max(budget_seconds, ANSWER_SECONDS))
+    seconds = max(budget_seconds, ANSWER_SECONDS)
+    return partial(described, spark.session(), IcebergTable(asset.table), seconds)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from kafka_liveness_dagster.core.aside import aside
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import REMOTE
 from kafka_liveness_dagster.settings.declarations import SparkResourceSettings
@@ -65,18 +65,13 @@ class SparkConnectResource(CheckedResource):
         Half a second of a run's first, most of it Python's imports, while it joins its group.
         """
         if self._session is None and self._ahead is None:
-            ahead: Future[SparkSession | None] = Future()
-            self._ahead = ahead
-            threading.Thread(target=self._open, args=(ahead,), name="kafka-liveness-spark", daemon=True).start()
+            self._ahead = aside(self._opened, "kafka-liveness-spark")
 
-    def _open(self, ahead: Future[SparkSession | None]) -> None:
+    def _opened(self) -> SparkSession | None:
         from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - pyspark stays lazy
 
-        try:
-            address = self.running()
-            ahead.set_result(connect(address) if address else None)
-        except BaseException as error:  # noqa: BLE001 - raised where the session is asked for
-            ahead.set_exception(error)
+        address = self.running()
+        return connect(address) if address else None
 
     def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
         """The records of exactly these ranges, by Spark's own Kafka source."""

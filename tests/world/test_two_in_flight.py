@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.spark.described import described
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.world.live_runs import SIZE, LiveRuns
 from tests.world.stories import wait_for
@@ -167,3 +170,29 @@ def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
     assert len([line for line in said if "waits for partitions" in line]) == 1
     assert found.tags["kafka_liveness/waits_for"] == ""
     assert len(rows(found.table)) == SIZE, "one partition of two came to it"
+
+
+def test_batches_go_on_while_the_table_is_asked_what_it_has(world, rows, spark):
+    """For the first materialization: what is said of the table waits for one of Spark's cores, which batches have."""
+    found, begun, third = world(4), itertools.count(1), threading.Event()
+    found.make_table(spark)
+    found.open_gate(spark)
+    asked = []
+
+    def transform(batch):
+        if next(begun) == 3:
+            third.set()
+        return found.rows_of(batch)
+
+    def describe(*known):
+        asked.append(third.wait(20))
+        return described(*known)
+
+    with patch("kafka_liveness_dagster.spark.described.described", describe):
+        run, _ = found.run(transform)
+    assert run.success
+    assert asked[0], "the third batch was begun before the table had said what it has"
+    told = [one.metadata for event in found.events if (one := event.asset_materialization)]
+    assert [one["rows_written"].value for one in told] == [SIZE, 3 * SIZE]
+    assert told[-1]["dagster/row_count"].value == 4 * SIZE
+    assert offsets(rows(found.table)) == list(range(4 * SIZE))
