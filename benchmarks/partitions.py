@@ -46,7 +46,7 @@ _PAGE = """query Page($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
   assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions failedPartitions } } } } }"""
 _ROWS = {  # in words, and how its numbers are written; what cannot but grow with the partitions has a *
     "live run, 200,000 that wait: seconds": ".1f",
-    "of Structured Streaming": ".2f",
+    "of Structured Streaming's time": ".2f",
     "the same: files a batch of 50,000": ".0f",
     "live run, 5 records a partition: seconds": ".1f",
     "the same: files *": ".0f",
