@@ -136,6 +136,6 @@ def _shown(now: TableNow) -> dict[str, dg.MetadataValue]:
         "dagster/table_name": dg.MetadataValue.text(now.name),
         "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
         **({} if now.rows is None else {"dagster/row_count": dg.MetadataValue.int(now.rows)}),
-        "dagster/uri": dg.MetadataValue.text(now.uri),
+        **({} if now.uri is None else {"dagster/uri": dg.MetadataValue.text(now.uri)}),
         "snapshot_id": dg.MetadataValue.text(str(now.snapshot_id)),  # as text: a browser rounds it
     }

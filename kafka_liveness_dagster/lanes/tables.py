@@ -32,12 +32,15 @@ def witness_of(
 def table_now(
     asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
 ) -> Callable[[], TableNow | None]:
-    """What tells, in any thread, the table as readers see it; None for a sink of the user's own."""
+    """What tells, in any thread, the table as readers see it; None for a sink of the user's own.
+
+    Spark may be at work on batches meanwhile: each of them may take all its time before there is an answer.
+    """
     if asset.table is None:
         return lambda: None
     from kafka_liveness_dagster.spark.described import described  # noqa: PLC0415 - pyspark stays lazy
     from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-    seconds = max(budget_seconds, ANSWER_SECONDS)
+    seconds = asset.most_in_flight * budget_seconds + ANSWER_SECONDS
     return partial(described, spark.session(), IcebergTable(asset.table), seconds)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _TOTALS = "summary['total-records'], summary['total-position-deletes']"
 _COUNTS = f"SELECT {_TOTALS} FROM {{}}.`snapshots` WHERE snapshot_id = {{}}"
-_FILE = "SELECT file FROM {}.`metadata_log_entries` ORDER BY `timestamp` DESC LIMIT 1"
 
 
 class TableNow(NamedTuple):
@@ -27,18 +26,20 @@ class TableNow(NamedTuple):
     Attributes:
         snapshot_id: Iceberg's, the asset's data version.
         rows: it holds, None where a catalog keeps no history.
-        uri: of its folder.
+        uri: of its folder, None where a catalog does not say.
     """
 
     snapshot_id: int
     rows: int | None
     columns: StructType
     name: str
-    uri: str
+    uri: str | None
 
 
 def described(session: SparkSession, table: IcebergTable, answer_seconds: float) -> TableNow | None:
     """The table as it is, None while it has no snapshot.
+
+    One of its questions is a job, which waits for a core that batches have.
 
     Raises:
         SparkSilentError: Spark did not answer in time.
@@ -60,6 +61,5 @@ def _described(session: SparkSession, table: IcebergTable) -> TableNow | None:
         return None
     counts = session.sql(_COUNTS.format(table.quoted, snapshot_id)).collect()
     rows = int(counts[0][0]) - int(counts[0][1] or 0) if counts and counts[0][0] else None
-    file = session.sql(_FILE.format(table.quoted)).collect()[0]["file"]
-    columns = session.table(table.quoted).schema
-    return TableNow(snapshot_id, rows, columns, table.name, file.rpartition("/metadata/")[0])
+    told = {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {table.quoted}").collect()}  # columns first
+    return TableNow(snapshot_id, rows, session.table(table.quoted).schema, table.name, told.get("Location"))

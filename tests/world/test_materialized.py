@@ -92,6 +92,10 @@ def test_the_first_batch_is_told_at_once_and_the_rest_at_the_end(found, spark, r
     read = spark.read.option("versionAsOf", snapshot).table(found.table)
     assert first.metadata["dagster/row_count"].value == read.count() == SIZE
     assert [one.name for one in first.metadata["dagster/column_schema"].value.columns] == read.columns
+    assert (
+        first.metadata["dagster/uri"].value
+        == spark.sql(f"DESCRIBE EXTENDED {found.table}").where("col_name = 'Location'").first().data_type
+    )
     last = finished.asset_materializations_for_node("orders")[-1].metadata
     assert (last["rows_written"].value, last["dagster/row_count"].value) == (2 * SIZE, 3 * SIZE)
     assert len(rows(found.table)) == 3 * SIZE
