@@ -187,7 +187,7 @@ class LiveRun(RunWorker):
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
             commit_every = self.world.scenario.commit_every
-            told: Any = SimpleNamespace(add=Tally().add, tell_if_due=lambda: None, due_in_seconds=math.inf)
+            told: Any = SimpleNamespace(add=Tally().add, tell_if_due=lambda **_: None, due_in_seconds=math.inf)
             next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, context), told)
             pipeline.run(consumer, next_batch, LOG, self._quarantined, told)
             oracle.check_idle(self.world, self)
