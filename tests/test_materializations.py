@@ -1,0 +1,86 @@
+"""When is what was written told, if the table has not answered yet, cannot answer, or a run is interrupted meanwhile?"""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import dagster as dg
+import pytest
+
+from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.lanes.materialized import Materializations
+from kafka_liveness_dagster.spark.errors import SparkSilentError
+
+
+@pytest.fixture
+def told():
+    """Rows of each materialization that was logged, in order."""
+    return []
+
+
+@pytest.fixture
+def made(told):
+    """Materializations of a run whose table is asked like this."""
+
+    def make(ask):
+        def log_event(event):
+            told.append(event.metadata["rows_written"].value)
+
+        context = SimpleNamespace(log_event=log_event, asset_key=dg.AssetKey("orders"), log=Mock())
+        made = Materializations(context, "etl", 60.0, ask, dict)
+        made.context = context
+        return made
+
+    return make
+
+
+def batch(start):
+    """Ten offsets."""
+    return Batch((OffsetRange("orders", 0, start, start + 10),), 60.0)
+
+
+def test_what_was_asked_is_told_before_the_run_ends(made, told):
+    """While the table is asked batches are committed; those are told by the run's last materialization."""
+    answers = threading.Event()
+    run = made(lambda: lambda: answers.wait(20) and None)
+    run.add(batch(0), 10, 1.0)
+    run.tell_if_due(may_wait=False)
+    run.add(batch(10), 7, 1.0)
+    run.tell_if_due(may_wait=False)
+    assert told == []
+    answers.set()
+    last = run.last()
+    assert (told, last.metadata["rows_written"].value) == ([10], 7)
+
+
+@pytest.mark.parametrize("where", ["at once", "in its thread"])
+def test_a_table_that_cannot_tell_ends_no_run(made, told, where):
+    """What was written was committed."""
+
+    def silent():
+        raise SparkSilentError("has said nothing for 25 s")
+
+    run = made(silent if where == "at once" else lambda: silent)
+    run.add(batch(0), 10, 1.0)
+    run.tell_if_due(may_wait=True)
+    assert told == [10]
+    assert "has said nothing" in str(run.context.log.warning.call_args)
+
+
+def test_who_is_interrupted_in_the_wait_tells_it_all_the_same(made, told):
+    """In few words, each since the one before, and once."""
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    run = made(lambda: interrupted)
+    run.add(batch(0), 10, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        run.last()
+    run.add(batch(10), 7, 1.0)
+    run.tell_what_is_left()
+    assert told == [10, 7]
+    assert run.last() is None
