@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from kafka_liveness_dagster.core.aside import aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,19 +24,11 @@ def apart(ask: Callable[[], T]) -> T:
     """What a call gives or raises; in the main thread a handler's error is raised while it is waited for, no later."""
     if threading.current_thread() is not threading.main_thread():
         return ask()
-    answer: Future[T] = Future()
     answered = threading.Lock()  # an error that is raised while one waits for it leaves it as it is
     answered.acquire()
-
-    def run() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - raised where it was asked
-            answer.set_exception(error)
-        answered.release()
-
     with _signals_later():
-        threading.Thread(target=run, name="kafka-liveness-ask", daemon=True).start()
+        answer = aside(ask, "kafka-liveness-ask")
+        answer.add_done_callback(lambda _: answered.release())
     answered.acquire()
     return answer.result()
 

@@ -56,10 +56,10 @@ def described(session: SparkSession, table: IcebergTable, answer_seconds: float)
 
 
 def _described(session: SparkSession, table: IcebergTable) -> TableNow | None:
-    snapshot_id = table.current(session)
-    if snapshot_id is None:
+    shape = table.shape(session)
+    snapshot_id = None if shape is None else table.snapshot_id(session)
+    if shape is None or snapshot_id is None:
         return None
     counts = session.sql(_COUNTS.format(table.quoted, snapshot_id)).collect()
     rows = int(counts[0][0]) - int(counts[0][1] or 0) if counts and counts[0][0] else None
-    told = {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {table.quoted}").collect()}  # columns first
-    return TableNow(snapshot_id, rows, session.table(table.quoted).schema, table.name, told.get("Location"))
+    return TableNow(snapshot_id, rows, shape.columns, table.name, table.details(session).get("Location"))

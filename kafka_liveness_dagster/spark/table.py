@@ -141,6 +141,10 @@ class IcebergTable:
             if error.getCondition() not in (NOT_FOUND, *_NO_CATALOG):  # not created yet, or no catalog
                 raise
 
+    def details(self, session: SparkSession) -> dict[str, str]:
+        """What Spark tells of it, by name; a column of such a name comes before, and is not told. No job is run."""
+        return {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {self.quoted}").collect()}
+
     def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
         """The rows as they were at a snapshot."""
         return session.sql(f"SELECT * FROM {self.quoted} VERSION AS OF {snapshot_id}")
@@ -182,7 +186,7 @@ class IcebergTable:
     def _kind(self, session: SparkSession) -> str | None:
         """What it is instead of an Iceberg table; None when it is not there."""
         try:
-            told = {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {self.quoted}").collect()}
+            told = self.details(session)
         except AnalysisException as error:
             if error.getCondition() == NOT_FOUND:
                 return None
