@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+import tempfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from uuid import uuid4
 
 import hypothesis
 import pytest
+
+from tests.durations import DurationRecorder, order_by_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,25 +38,67 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
 
-LONGEST = (  # minutes each
-    "test_first_half",
-    "test_witness",
-    "test_first_hour",
-    "test_second_half",
-    "test_kill_matrix",
-    "test_rest_and_s3",
-    "test_silent_spark",
-    "test_silent_broker",
-    "test_systemd",
-    "test_spark_standalone",
-    "test_chaos",
-)
+SHARED_HOME = "KAFKA_LIVENESS_TEST_HOME"
+"""The environment variable in which the controller names the state folder of the services that all workers share."""
+_SPARK_SETTINGS = """\
+spark.driver.memory 3g
+spark.sql.catalog.locked org.apache.iceberg.spark.SparkCatalog
+spark.sql.catalog.locked.type jdbc
+spark.sql.catalog.locked.uri jdbc:sqlite:{home}/locked.db?busy_timeout=10000
+spark.sql.catalog.locked.jdbc.schema-version V1
+spark.sql.catalog.locked.warehouse {home}/locked
+spark.sql.catalog.locked.cache-enabled false
+"""
+"""More memory than one user needs; and a second catalog, for tests that lock its database."""
+_TESTS = Path(__file__).parent
+_CERTIFY_FOLDERS = {"stores"}
+SPARK_SLOTS = 12
+"""Tasks that the shared Spark runs at once: tests hold some of the slots with tasks that only wait."""
+_CARETAKER = pytest.StashKey["subprocess.Popen[bytes]"]()
+_STOP_SERVICES = """
+import shutil, sys
+from pathlib import Path
+home, keep = Path(sys.argv[1]), sys.stdin.read()  # returns when the test run ends, however it ends
+if (home / "services.json").exists():
+    from kafka_liveness_dagster.embedded import services
+    services.stop(home)
+if not keep:
+    shutil.rmtree(home, ignore_errors=True)
+"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--write-durations``."""
+    parser.addoption("--write-durations", action="store_true", help="rewrite tests/durations.json from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Create the state folder of the shared services, and the child process that stops them.
+
+    No worker can stop them: others may still use them, and pytest-xdist kills its workers 10 s after Ctrl-C.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    home = os.environ[SHARED_HOME] = tempfile.mkdtemp(prefix="kafka-liveness-tests-")
+    command = [sys.executable, "-c", _STOP_SERVICES, home]
+    config.stash[_CARETAKER] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    if config.getoption("write_durations"):
+        config.pluginmanager.register(DurationRecorder())
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Stop the shared services; keep their logs and data after a failure."""
+    caretaker = session.config.stash.get(_CARETAKER, None)
+    if caretaker is not None:
+        caretaker.communicate(b"keep" if exitstatus == pytest.ExitCode.TESTS_FAILED else b"")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that no process waits for another one at the end."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+    """Order the tests, and leave whole folders to ``make certify``."""
+    for item in items:
+        if _CERTIFY_FOLDERS & set(item.path.relative_to(_TESTS.parent).parts):
+            item.add_marker(pytest.mark.certify)
+    order_by_duration(items)
 
 
 @pytest.fixture
@@ -65,26 +109,22 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@contextmanager
-def _last_will(code: str) -> Iterator[None]:
-    """Have this done after the block even if this process is killed in it, as pytest-xdist does 10 s after Ctrl-C."""
-    command = [sys.executable, "-c", f"import sys; sys.stdin.read(); {code}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as heir:
-        yield
-    assert heir.returncode == 0
-
-
 @pytest.fixture(scope="session")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Kafka and Spark Connect with a state folder of their own; the jars are the machine's."""
+def services() -> Iterator[Services]:
+    """Kafka and Spark Connect, shared by all workers; a test that stops, freezes or fills one starts its own."""
     from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
     from kafka_liveness_dagster.kafka import clients  # noqa: PLC0415
 
+    home = Path(os.environ[SHARED_HOME])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path_factory.mktemp("home")))
-        with _last_will("from kafka_liveness_dagster.embedded import services; services.stop()"):
-            yield embedded.ensure()
-            clients.forget()  # which would look for their broker while others still test
+        patch.setenv("KAFKA_LIVENESS_HOME", str(home))
+        with pytest.MonkeyPatch.context() as for_the_start:
+            settings = home / "spark.conf"
+            settings.write_text(_SPARK_SETTINGS.format(home=home))
+            for_the_start.setenv("KAFKA_LIVENESS_SPARK_CONF", str(settings))
+            found = embedded.ensure(spark_cores=SPARK_SLOTS)
+        yield found
+        clients.forget()  # which would look for their broker while others still test
 
 
 @pytest.fixture(scope="session")
@@ -200,7 +240,7 @@ def catalog(services: Services, catalog_name: str) -> Catalog:
     """The same catalog, without Spark."""
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
 
-    return SqlCatalog(catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
+    return SqlCatalog(catalog_name, uri=f"{services.catalog_uri}?timeout=60", warehouse=services.warehouse)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from tests.simulation.world import Simulation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HISTORIES = 20_000
+HISTORIES = 4_000
 _SELDOM = (20_000, 20, 50)
 MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not test
     "committed %s: %s in %.2f s",

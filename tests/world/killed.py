@@ -192,8 +192,7 @@ class Other:
 class Catalog:
     """The table's catalog, through which nobody's commit gets while it is held; Iceberg waits 10 s for it."""
 
-    def __init__(self, uri):
-        file = uri.removeprefix("sqlite:///")
+    def __init__(self, file):
         self._connection = sqlite3.connect(file, isolation_level=None, timeout=20, check_same_thread=False)
 
     def hold(self):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.spark import checkup
 from tests.timeouts import set_timeouts
 
@@ -20,16 +22,28 @@ KIND = ConfigResource.Type
 MINUTE, HOUR_MS = 60, 3_600_000
 
 
+@pytest.fixture(scope="module")
+def services_with_own_broker(services, tmp_path_factory):
+    """The shared Spark, and a broker of this file: one test changes the broker so that it refuses every commit."""
+    home = tmp_path_factory.mktemp("broker")
+    try:
+        own = embedded.ensure(which=("kafka",), home=home)
+        yield replace(services, bootstrap_servers=own.bootstrap_servers)
+    finally:
+        embedded.stop(home)
+
+
 @pytest.fixture
-def admin(services):
+def admin(services_with_own_broker):
     """Who sets things wrong: a client that shares no code with the command."""
-    return AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
+    return AdminClient({"bootstrap.servers": services_with_own_broker.bootstrap_servers, "log_level": 0})
 
 
 @pytest.fixture
-def doctor(services, monkeypatch):
+def doctor(services_with_own_broker, monkeypatch):
     """What is told by ``kafka-liveness doctor``: the exit code, and by area and check what is not well."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    services = services_with_own_broker
     where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
 
     def ask(*words):
@@ -43,10 +57,11 @@ def doctor(services, monkeypatch):
 
 
 @pytest.fixture
-def group(services, make_topic):
+def group(services_with_own_broker, admin):
     """A group with two records in its topic, one 40 min old and one of in 30 min, none of them processed."""
-    topic, name = make_topic(), f"etl-{uuid4().hex[:8]}"
-    config = {"bootstrap.servers": services.bootstrap_servers, "log_level": 0}
+    topic, name = f"orders-{uuid4().hex[:8]}", f"etl-{uuid4().hex[:8]}"
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=20)
+    config = {"bootstrap.servers": services_with_own_broker.bootstrap_servers, "log_level": 0}
     producer = Producer(config)
     for minutes in (-40, 30):
         producer.produce(topic, b"{}", timestamp=round((time.time() + minutes * MINUTE) * 1000))
@@ -73,7 +88,7 @@ def set_wrong(admin, kind, name, **settings):
         alter(AlterConfigOpType.DELETE)
 
 
-def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, services):
+def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, services_with_own_broker):
     """Of broker, group and topic; the one broker with the one copy of the commits is told all the time."""
     name, topic = group
     durable = {("kafka", "offsets topic"), (f"topic {topic}", "clock")}
@@ -84,7 +99,7 @@ def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, s
     assert doctor("--group", name, "--strict")[0] == 1
 
     short = {"retention_ms": str(HOUR_MS), "retention_bytes": "1000000", "unclean_leader_election_enable": "true"}
-    set_timeouts(services.bootstrap_servers, name, 6, 5)
+    set_timeouts(services_with_own_broker.bootstrap_servers, name, 6, 5)
     with (
         set_wrong(admin, KIND.TOPIC, topic, **short),
         set_wrong(admin, KIND.BROKER, "1", unclean_leader_election_enable="true"),
@@ -102,7 +117,7 @@ def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, s
     assert "session 6,000 ms, heartbeat 5,000 ms" in wrong["group", "sessions"]["found"]
     assert "min old, 67% of 1 h" in wrong[f"topic {topic}", "backlog"]["found"]
 
-    set_timeouts(services.bootstrap_servers, name, 45, 5)
+    set_timeouts(services_with_own_broker.bootstrap_servers, name, 45, 5)
     assert doctor("--group", name)[0] == 0
     assert set(doctor("--group", name)[1]) == durable
 

@@ -20,14 +20,20 @@ OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", 
 
 
 @pytest.fixture
-def everything(services):
-    """All that the catalog knows: each table and view with its version, and each namespace."""
+def everything(services, table):
+    """All that the catalog contains in the test's namespace: each table and view with its version; and the namespace.
+
+    Other workers create tables in the same catalog, each test in a namespace of its own.
+    """
     database = services.catalog_uri.removeprefix("sqlite:///")
 
     def read():
         with closing(sqlite3.connect(database)) as found:
-            tables = found.execute("SELECT table_namespace, table_name, metadata_location FROM iceberg_tables")
-            namespaces = found.execute("SELECT DISTINCT namespace FROM iceberg_namespace_properties")
+            own = (table.split(".")[1],)
+            columns = "table_namespace, table_name, metadata_location"
+            tables = found.execute(f"SELECT {columns} FROM iceberg_tables WHERE table_namespace = ?", own)
+            of_namespaces = "SELECT DISTINCT namespace FROM iceberg_namespace_properties WHERE namespace = ?"
+            namespaces = found.execute(of_namespaces, own)
             return {*tables.fetchall(), *namespaces.fetchall()}
 
     return read

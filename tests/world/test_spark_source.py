@@ -9,8 +9,11 @@ import pytest
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded.java import find_java
+from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, SMALL, parallelism, read
+from tests.conftest import SPARK_SLOTS
 from tests.world.stories import wait_for
 
 
@@ -72,7 +75,7 @@ def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, se
     topic, kafka = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
     large = 2 * OFFSETS_PER_TASK
     produce(services.bootstrap_servers, topic, 0, map(str, range(large)))
-    assert parallelism(spark) == 2, "the embedded server's cores"
+    assert parallelism(spark) == SPARK_SLOTS, "the task slots that the server was started with"
     assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka)) == 2
     assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large - 1)], kafka)) == 1
     assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka, min_partitions=1)) == 1
@@ -80,7 +83,7 @@ def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, se
 
 def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
     """What a thousand partitions have a little of is no thousand tasks and files; what one has much of is its own."""
-    partitions, each = 40, 3
+    partitions, each = 10 * SPARK_SLOTS, 3
     topic, kafka = make_topic(partitions), {"kafka.bootstrap.servers": services.bootstrap_servers}
     for partition in range(partitions):
         produce(services.bootstrap_servers, topic, partition, map(str, range(SMALL + 1)))
@@ -88,7 +91,7 @@ def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
     shared = read(spark, ranges, kafka)
     assert _offsets(shared) == [(partition, offset) for partition in range(partitions) for offset in range(each)]
     assert _tasks(shared) == 4 * parallelism(spark)
-    assert _tasks(read(spark, ranges, kafka, min_partitions=20)) == 20
+    assert _tasks(read(spark, ranges, kafka, min_partitions=5 * SPARK_SLOTS)) == 5 * SPARK_SLOTS
     assert _tasks(read(spark, ranges, kafka, min_partitions=partitions)) == partitions
     assert _tasks(read(spark, ranges[:RANGES_PER_TASK], kafka)) == RANGES_PER_TASK
     large = [OffsetRange(topic, partition, 0, SMALL + 1) for partition in range(partitions)]
@@ -141,8 +144,21 @@ def _records_held(spark):
     return int(found[1]) if found else 0
 
 
-def test_what_was_fetched_and_not_read_is_not_kept(spark, services, make_topic, produce):
+@pytest.fixture
+def own_spark(tmp_path):
+    """A server whose heap contains the records of one test only."""
+    try:
+        session = connect(embedded.ensure(which=("spark",), home=tmp_path).spark_remote, timeout_seconds=120)
+        yield session
+        session.stop()
+    finally:
+        embedded.stop(tmp_path)
+
+
+@pytest.mark.certify
+def test_what_was_fetched_and_not_read_is_not_kept(own_spark, services, make_topic, produce):
     """A batch that is only looked into leaves the rest of what was fetched: by default for 5 min, without a bound."""
+    spark = own_spark
     topic, kafka = make_topic(1), {"kafka.bootstrap.servers": services.bootstrap_servers}
     produce(services.bootstrap_servers, topic, 0, map(str, range(2_000)))
     for _ in range(20):
