@@ -6,17 +6,20 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests import certify
+
 ROOT = Path(__file__).parents[1]
 RECORD = '#!/bin/sh\necho "$(basename "$0") $*" >> called\necho "$DAGSTER_HOME" > home\n'
+GATE = "python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m not certify"
 WHOLE = [
-    "python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=",
-    "python -m coverage report --show-missing --skip-covered",
-    "python -m coverage report --include=kafka_liveness_dagster/core/* --fail-under=100 --format=total",
+    "python -m pytest -q -n 2 tests/core --cov --cov-report=term-missing:skip-covered --cov-fail-under=100",
+    f"{GATE} --ignore=tests/core",
 ]
 
 
@@ -62,16 +65,36 @@ def test_the_ui_opens_in_a_folder_with_a_space(checkout, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [checkout.name]
 
 
-def test_a_whole_run_holds_the_core_to_all_its_branches(checkout):
-    """The report is of the whole package, the gate is the core's."""
+def test_the_gate_requires_all_branches_of_the_core(checkout):
+    """The core's own tests run under coverage, every other test without its tracer, which slows what it traces."""
     assert called(checkout, "test") == WHOLE
 
 
-@pytest.mark.parametrize("some", ["tests/core/test_pace.py", "-k x", '-k "pace or turns"'])
+@pytest.mark.parametrize("some", ["tests/core/test_fairness.py", "-k x", '-k "fairness or turns"', "-m certify"])
 def test_some_tests_are_held_to_no_coverage(checkout, some):
-    """Who runs one file has tested one file."""
+    """A run of one file covers one file; a second ``-m`` replaces the first."""
     [line] = called(checkout, "test", f"ARGS={some}")
-    assert line == f"python -m pytest -n 3 --dist loadfile --no-loadscope-reorder {some.replace(chr(34), '')}"
+    assert line == f"{GATE} {some.replace(chr(34), '')}"
+
+
+def test_certify_runs_its_parts(checkout):
+    """All of them, or those that are named."""
+    assert called(checkout, "certify") == ["python -m tests.certify"]
+    assert called(checkout, "certify", "PARTS=tests chaos")[-1] == "python -m tests.certify tests chaos"
+
+
+def test_certify_runs_every_part_although_one_fails(capfd):
+    """Its last lines say which failed; a name that is not a part is refused."""
+    parts = [certify.Part("bad", ("no_such_module_of_python",)), certify.Part("good", ("this",))]
+    assert certify.certify(parts) == 1
+    *_, bad, good, total = capfd.readouterr().out.splitlines()
+    assert re.match(r"bad +FAILED, exit code 1 ", bad)
+    assert re.match(r"good +passed ", good)
+    assert total == "1 passed, 1 failed"
+    known = {part.name for part in certify.PARTS}
+    assert known >= {"tests", "histories", "mutants", "chaos", "versions"}
+    for part in certify.PARTS:
+        assert find_spec(part.command[0]) is not None
 
 
 def test_the_fast_ones_need_no_java(checkout):
@@ -111,4 +134,4 @@ def test_help_tells_every_command():
     told = re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE)
     [phony] = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert set(phony.split()) == {*told, "java", "chromium", "prometheus", "systemd-analyze"}
-    assert set(told) >= {"demo", "fast", "test", "dist"}
+    assert set(told) >= {"demo", "fast", "test", "certify", "dist"}
