@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,7 +44,7 @@ def certify(parts: Sequence[Part]) -> int:
     """Run the parts; print the table; return how many failed."""
     rows, failed = [], 0
     for part in parts:
-        print(f"== {part.name}: python -m {' '.join(part.command)}", flush=True)
+        click.echo(f"== {part.name}: python -m {' '.join(part.command)}")
         started = time.monotonic()
         code = subprocess.run(
             [sys.executable, "-m", *part.command], env={**os.environ, **part.env}, check=False
@@ -50,7 +52,7 @@ def certify(parts: Sequence[Part]) -> int:
         minutes = (time.monotonic() - started) / 60
         rows.append(f"{part.name:10} {'passed' if code == 0 else f'FAILED, exit code {code}':22} {minutes:6.1f} min")
         failed += code != 0
-    print("\n".join(["== certify", *rows, f"{len(parts) - failed} passed, {failed} failed"]))
+    click.echo("\n".join(["== certify", *rows, f"{len(parts) - failed} passed, {failed} failed"]))
     return failed
 
 
