@@ -24,7 +24,7 @@ import requests
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
 from tests.deploy.units import FOLDER, UNITS, Unit
-from tests.world.stories import wait_for
+from tests.waiting import wait_for
 
 TOKEN = "t0ken-of-the-host"
 PAGE = FOLDER.parents[1] / "docs" / "deployment.md"

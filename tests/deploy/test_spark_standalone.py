@@ -16,8 +16,9 @@ from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
 from kafka_liveness_dagster.spark.session import connect, end
 from tests.deploy.lake import lake
+from tests.waiting import wait_for
 from tests.world.forgetful import Forgetful, kept
-from tests.world.stories import is_alive, wait_for
+from tests.world.stories import is_alive
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "spark-standalone"
 TOKEN, SECRET = "t0ken-of-the-cluster", "s3cret-of-the-cluster"

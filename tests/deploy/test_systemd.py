@@ -22,8 +22,8 @@ from tests.deploy.host import PATIENCE, Host
 from tests.deploy.lake import lake
 from tests.deploy.units import ANALYZE, FOLDER, UNITS, Unit
 from tests.first_hour.processes import processes_of
+from tests.waiting import wait_for
 from tests.world.power_loss import pipeline
-from tests.world.stories import wait_for
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXPOSURE = 13  # tenths: docs/deployment.md says so

@@ -25,9 +25,9 @@ from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.waiting import wait_for
 from tests.world.declared import made
 from tests.world.doomed import work
-from tests.world.stories import wait_for
 
 PARTITIONS = (0, 1)
 SESSION, HEARTBEAT = 1.5, 0.5  # under KIP-848 they are the group's, on the broker

@@ -25,6 +25,7 @@ from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.run_marks import run_mark
 from tests.timeouts import set_timeouts
+from tests.waiting import wait_for
 from tests.world.chaos import (
     BUSY,
     FIRST,
@@ -38,7 +39,6 @@ from tests.world.chaos import (
 )
 
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
-PATIENCE = 180.0  # seconds; on a machine with 25 processes for two cores a run needs a minute to begin
 ROOT = Path(__file__).parents[2]
 LOCATION = "tests.world.chaos"
 ALONE_YAML = """\
@@ -53,15 +53,6 @@ telemetry: {enabled: false}
 nux: {enabled: false}
 run_coordinator: {module: dagster.core.run_coordinator, class: DefaultRunCoordinator}  # needs no daemon
 """
-
-
-def wait_for(find, patience=PATIENCE):
-    """Look until something is found; the thing."""
-    give_up_at = time.monotonic() + patience
-    while not (found := find()):
-        assert time.monotonic() < give_up_at, "it never came to that"
-        time.sleep(0.02)
-    return found
 
 
 def is_alive(process):

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
+from tests.waiting import wait_for
 from tests.world.forgetful import Forgetful, kept
-from tests.world.stories import wait_for
 
 
 @pytest.fixture

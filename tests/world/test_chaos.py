@@ -12,8 +12,9 @@ from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs.signs import word_of
 from kafka_liveness_dagster.runs.tags import sign_of
+from tests.waiting import wait_for
 from tests.world.chaos import FIRST, LAST, PROTOCOLS
-from tests.world.stories import is_alive, stop, wait_for
+from tests.world.stories import is_alive, stop
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
 

@@ -10,8 +10,8 @@ from dagster._core.loader import LoadingContextForTest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
+from tests.waiting import wait_for
 from tests.world.one_group import join
-from tests.world.stories import wait_for
 
 NAMES = ("group_alive", "lag", "retention", "exact", "crash_lag_age")
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR

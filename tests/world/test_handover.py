@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
-from tests.world.stories import wait_for
+from tests.waiting import wait_for
 
 PATIENCE = 30.0
 BUDGET = 6.0  # seconds

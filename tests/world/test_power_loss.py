@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
 from kafka_liveness_dagster.core.run_marks import run_mark
+from tests.waiting import wait_for
 from tests.world.power_loss import DagsterDev, pipeline
-from tests.world.stories import wait_for
 
 PATIENCE = 300.0  # seconds, of a machine that does a lot besides
 

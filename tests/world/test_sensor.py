@@ -20,9 +20,10 @@ from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_o
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from tests.waiting import wait_for
 from tests.world.chaos import LAST, LONG, PROTOCOLS
 from tests.world.one_group import NO_SPARK
-from tests.world.stories import stop, wait_for
+from tests.world.stories import stop
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
 

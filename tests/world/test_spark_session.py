@@ -22,8 +22,8 @@ from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.session import connect, end
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.waiting import wait_for
 from tests.world import interrupted
-from tests.world.stories import wait_for
 
 
 def test_each_caller_has_a_session_of_its_own(services):

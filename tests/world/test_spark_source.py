@@ -11,7 +11,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, SMALL, parallelism, read
-from tests.world.stories import wait_for
+from tests.waiting import wait_for
 
 
 def _offsets(frame):

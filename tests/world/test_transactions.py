@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
 from kafka_liveness_dagster.kafka.times import held_back
+from tests.waiting import wait_for
 from tests.world.both_lanes import Tables, await_log_end, owe_everything, records
 from tests.world.one_group import SECONDS, World, join
-from tests.world.stories import wait_for
 
 
 class Transaction:

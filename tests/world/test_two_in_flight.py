@@ -13,8 +13,8 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.described import described
 from kafka_liveness_dagster.spark.errors import TransformError
+from tests.waiting import wait_for
 from tests.world.live_runs import SIZE, LiveRuns
-from tests.world.stories import wait_for
 
 
 class SecondBatchError(Exception):

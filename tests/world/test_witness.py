@@ -18,9 +18,9 @@ from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.runs.tags import FENCED_TAG
+from tests.waiting import wait_for
 from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
-from tests.world.stories import wait_for
 
 on_both_protocols = pytest.mark.parametrize("forgetful", ["classic", "consumer"], indirect=True)
 """Where the broker's group is what forgets; a table forgets the same under either."""
