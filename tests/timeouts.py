@@ -84,4 +84,4 @@ def set_timeouts(bootstrap_servers: str, group_id: str, session: float, heartbea
     ]
     group = ConfigResource(ConfigResource.Type.GROUP, group_id, incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
-    admin.incremental_alter_configs([group])[group].result(timeout=seconds(60))
+    admin.incremental_alter_configs([group])[group].result()

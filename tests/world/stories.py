@@ -32,6 +32,7 @@ from tests.world.chaos import (
     GATES,
     HEARTBEAT,
     LAST,
+    LONG,
     cases,
     definitions,
     go_on_property,
@@ -125,8 +126,8 @@ def make_topics(world, produce):
     servers = world.services.bootstrap_servers
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     for case in cases(world.name):
-        admin.create_topics([NewTopic(case.topic, 1, 1)])[case.topic].result(timeout=20)
-        set_timeouts(servers, case.group_id, case.law.session, HEARTBEAT)
+        admin.create_topics([NewTopic(case.topic, 1, 1)])[case.topic].result()
+        set_timeouts(servers, case.group_id, min(case.law.session, LONG), HEARTBEAT)
         produce(servers, case.topic, 0, map(str, range(LAST)))
 
 

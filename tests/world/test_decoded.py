@@ -83,7 +83,7 @@ def send(services, make_topic):
         topic = topic or make_topic()
         for value in values:
             producer.produce(topic, value, partition=0)
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
         return topic
 
     return produce

@@ -44,10 +44,7 @@ def fresh(dev, services, produce, rows):
             with suppress(NoSuchTableError):
                 return any(row["offset"] >= since for row in rows(dev.table))
 
-        try:
-            wait_for(look, PATIENCE)
-        except AssertionError:
-            pytest.fail(f"no fresh row in {PATIENCE:g} s:\n{dev.said()}")
+        wait_for(look, PATIENCE, what="a fresh row", details=dev.said)
         return produced[0]
 
     return until_fresh

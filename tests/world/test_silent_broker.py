@@ -31,7 +31,7 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     """Four batches of data, and a table without rows."""
     direct, topic = f"127.0.0.1:{broker.port}", f"orders-{table.split('.')[1]}"
     admin = AdminClient({"bootstrap.servers": direct, "log_level": 0})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=20)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     produce(direct, topic, 0, map(str, range(4 * SIZE)))
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     found = Lonely(services, topic, table, tmp_path, services.spark_remote)
