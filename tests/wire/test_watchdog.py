@@ -14,6 +14,7 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunSta
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.watchdog import RUN_STATE_SECONDS, Watchdog
+from tests.waiting import wait_for
 
 PATIENCE = 60.0  # seconds
 HANG = 10 * PATIENCE
@@ -83,7 +84,7 @@ def test_the_deadline_holds_while_dagster_cannot_be_asked(watch):
 
     left = threading.Event()
     watch(lambda _: left.set(), state=unreachable, process_ms=600)
-    assert left.wait(PATIENCE)
+    wait_for(left.is_set, PATIENCE)
 
 
 def test_the_deadline_holds_while_dagster_does_not_answer(watch):
@@ -123,9 +124,9 @@ def test_what_is_registered_after_the_fence_is_cancelled_at_once(watch):
     """Work begun in the moment of the fence is cancelled too."""
     left, cancelled = threading.Event(), threading.Event()
     dog = watch(lambda _: left.set())
-    assert left.wait(PATIENCE)
+    wait_for(left.is_set, PATIENCE)
     dog.on_fence(cancelled.set)
-    assert cancelled.wait(PATIENCE)
+    wait_for(cancelled.is_set, PATIENCE)
 
 
 def test_the_fence_is_up_before_anything_slow_happens(watch):
@@ -135,7 +136,7 @@ def test_the_fence_is_up_before_anything_slow_happens(watch):
     left = threading.Event()
     dog.on_fence(lambda: (seen.append(dog.reason), left.set()))
     dog.start()
-    assert left.wait(PATIENCE)
+    wait_for(left.is_set, PATIENCE)
     dog.stop()
     assert seen == [FenceReason.POLL_TIMEOUT]
 
@@ -149,7 +150,7 @@ def test_a_cancel_that_fails_does_not_keep_the_member_in_the_group():
     with pytest.raises(FencedError):
         dog.check()
     assert left == [FenceReason.POLL_TIMEOUT]
-    assert next_one.wait(PATIENCE)
+    wait_for(next_one.is_set, PATIENCE)
 
 
 def test_a_late_commit_is_refused_even_if_the_watchdog_slept():

@@ -32,7 +32,7 @@ def forgetful(request, services, produce, warm_spark, make_group):
     rows, protocol = request.getfixturevalue("rows"), getattr(request, "param", "classic")
 
     def make(**settings):
-        group = make_group(1.5, 0.5) if protocol == "consumer" else None
+        group = make_group(30, 0.5) if protocol == "consumer" else None
         return Forgetful(services, produce, rows, warm_spark, protocol=protocol, group=group, **settings)
 
     return make
