@@ -16,7 +16,7 @@ from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.iceberg import Written
 
-PATIENCE = 20.0  # seconds
+PATIENCE = 180.0  # seconds
 
 
 class Job(nullcontext):
@@ -161,9 +161,9 @@ def test_no_second_is_counted_twice():
         first.gate.set()
         seconds = found.committed()
         second.gate.set()
+        until = time.monotonic()
         seconds += found.committed()
-        assert seconds == pytest.approx(time.monotonic() - planned, abs=1.0)
-        assert seconds <= time.monotonic() - planned
+        assert until - planned <= seconds <= time.monotonic() - planned
         assert not found
 
 

@@ -45,7 +45,7 @@ def batch(start):
 def test_what_was_asked_is_told_before_the_run_ends(made, told):
     """While the table is asked batches are committed; those are told by the run's last materialization."""
     answers = threading.Event()
-    run = made(lambda: lambda: answers.wait(20) and None)
+    run = made(lambda: lambda: answers.wait(600) and None)
     run.add(batch(0), 10, 1.0)
     run.tell_if_due(may_wait=False)
     run.add(batch(10), 7, 1.0)

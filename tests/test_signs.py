@@ -24,6 +24,7 @@ from kafka_liveness_dagster.runs.link import link_of
 from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, sign_of
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 _TELLS = """
@@ -112,8 +113,7 @@ def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch
     def work(context):
         with SignsOfLife(context, {"lane": "live"}):
             seen.append(instance.get_run_by_id(context.run.run_id))
-            while not (sign_of(instance.get_run_by_id(context.run.run_id)).beat or 0) > 2:
-                time.sleep(0.01)
+            wait_for(lambda: (sign_of(instance.get_run_by_id(context.run.run_id)).beat or 0) > 2)
 
     after = run_of(instance, work)
     assert seen[0].tags["lane"] == "live"
@@ -130,7 +130,7 @@ def test_a_sign_that_cannot_be_given_ends_no_run(instance, monkeypatch, caplog):
     def work(context):
         with SignsOfLife(context, {}):
             monkeypatch.setattr(signs, "tell", lambda *_: failed.set() or 1 / 0)
-            assert failed.wait(10)
+            wait_for(failed.is_set)
 
     assert run_of(instance, work).status is dg.DagsterRunStatus.SUCCESS
     assert "could not give a sign of life" in caplog.text

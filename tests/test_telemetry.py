@@ -33,6 +33,7 @@ from kafka_liveness_dagster.telemetry.group import Times, points
 from kafka_liveness_dagster.telemetry.metrics import METRICS
 from kafka_liveness_dagster.telemetry.traces import Phases
 from tests.receiver import over_grpc, over_http
+from tests.timeouts import seconds
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "kafka-liveness.json").read_text(encoding="utf-8"))
@@ -53,7 +54,7 @@ with exporters.exported():
 """
 TO_OTLP = dict(re.findall(r"(OTEL_\w+)=(\S+)", PAGE.partition("OTEL_EXPORTER_OTLP_ENDPOINT")[0]))  # as the page has it
 HTTP = {**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
-BOUND = 1.0
+BOUND = seconds(1.0)
 QUICK = f"from kafka_liveness_dagster.telemetry import exporters\nexporters.FLUSH_SECONDS = {BOUND}\n"
 
 
@@ -69,7 +70,7 @@ def started(code, **environment):
 def done(code, **environment):
     """What it printed, and what it complained of; it has ended well."""
     process = started(code, **environment)
-    out, complaints = process.communicate(timeout=60)
+    out, complaints = process.communicate(timeout=600)
     assert process.returncode == 0, complaints
     return out, complaints
 
@@ -104,8 +105,8 @@ def test_nobody_who_asks_for_nothing_loads_anything():
     """Installed or not; and a call that nobody hears is nothing beside a batch."""
     code = f"""{TELLS}
 import sys, timeit
-seconds = timeit.timeit(lambda: tell.tell(metrics.FENCES, 1, {{metrics.GROUP: "etl"}}), number=10_000) / 10_000
-print("opentelemetry" in sys.modules, seconds)
+tells = lambda: tell.tell(metrics.FENCES, 1, {{metrics.GROUP: "etl"}})
+print("opentelemetry" in sys.modules, min(timeit.repeat(tells, number=1_000, repeat=20)) / 1_000)
 """
     loaded, seconds = done(code)[0].split()
     assert loaded == "False"
@@ -178,8 +179,8 @@ print(time.monotonic() - began, time.time())
         address = f"http://127.0.0.1:{port}"
         out, _ = done(code, **TO_OTLP, OTEL_EXPORTER_OTLP_PROTOCOL=protocol, OTEL_EXPORTER_OTLP_ENDPOINT=address)
         waited, at = map(float, out.split())
-        assert waited < 0.5
-        assert time.time() - at < BOUND + 5.0
+        assert waited < BOUND / 2
+        assert time.time() - at < BOUND + seconds(5.0)
 
 
 def test_a_collector_that_refuses_is_told_of():
@@ -195,7 +196,7 @@ def test_an_interrupt_ends_the_wait_for_a_collector():
     with silent() as listening:
         process = started(code, **HTTP, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{listening.getsockname()[1]}")
         assert process.stdout.readline() == "ended\n"
-        for _ in range(100):  # the first may come before the wait
+        for _ in range(900):  # the first may come before the wait
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
@@ -224,7 +225,7 @@ assert tell.is_heard()
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         process = subprocess.Popen([sys.executable, "-c", code], env=env, cwd=ROOT, text=True, **pipes)
         assert process.stdout.readline() == "taken\n"
-    _, complaints = process.communicate("\n", timeout=30)
+    _, complaints = process.communicate("\n", timeout=600)
     assert process.returncode == 0, complaints
     assert complaints.count(f"no Prometheus endpoint at localhost:{port}") == 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,9 +17,11 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
 from kafka_liveness_dagster.sensor.vigil import STAY_SECONDS, keep_vigil
+from tests.timeouts import seconds
+from tests.waiting import wait_for
 
 GROUP = "orders-etl"
-LONG = 60.0  # seconds; whoever waits so long has waited in vain
+LONG = seconds(120.0)  # seconds; whoever waits so long has waited in vain
 AT_ONCE = 0.0
 THREADS = {"use_threads": True, "num_workers": 8}
 
@@ -63,11 +64,8 @@ class Vigil(threading.Thread):
     def begin(self):
         before = pidfds()
         self.start()
-        give_up_at = time.monotonic() + LONG
-        while pidfds() == before:
-            assert self.is_alive(), self.has_ended
-            assert time.monotonic() < give_up_at
-            time.sleep(0.01)
+        wait_for(lambda: pidfds() > before or not self.is_alive(), what="it watches a process")
+        assert self.is_alive(), self.has_ended
 
     def end(self):
         self.join(LONG / 2)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from dataclasses import replace
 
 import psutil
 
 from kafka_liveness_dagster.embedded import broker, process, services, state
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from tests.waiting import wait_for
 from tests.world.silent_proxy import SilentProxy
-
-PATIENCE = 120.0  # seconds, for a start
 
 
 class Broker:
@@ -38,11 +36,13 @@ class Broker:
         text = text.replace("BROKER:PLAINTEXT", "BROKER:PLAINTEXT,PROXIED:PLAINTEXT")
         settings.write_text(text)
         self._child = process.start(launch, self._home / "logs" / "kafka.log")
-        give_up_at = time.monotonic() + PATIENCE
-        while not broker.is_ready(self.port):
-            if self._child.poll() is not None or time.monotonic() > give_up_at:
+
+        def is_up():
+            if self._child.poll() is not None:
                 raise RuntimeError(f"the broker did not start: see {self._home / 'logs' / 'kafka.log'}")
-            time.sleep(0.1)
+            return broker.is_ready(self.port)
+
+        wait_for(is_up, what="the broker answers", pause=0.1)
 
     def end(self, how=signal.SIGKILL):
         """SIGKILL, or SIGTERM: in good order."""

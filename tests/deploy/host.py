@@ -24,14 +24,14 @@ import requests
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
 from tests.deploy.units import FOLDER, UNITS, Unit
-from tests.world.stories import wait_for
+from tests.timeouts import seconds
+from tests.waiting import PATIENCE, wait_for
 
 TOKEN = "t0ken-of-the-host"
 PAGE = FOLDER.parents[1] / "docs" / "deployment.md"
 TOPS = ("/opt/pipeline", "/etc/pipeline", "/etc/systemd/system", "/var/lib/pipeline", "/run/pipeline")
 CONFINED = Path(__file__).with_name("confined.py")
 ANOTHER_USER = "nobody"
-PATIENCE = 180.0
 
 
 class Host:
@@ -110,7 +110,7 @@ class Host:
     def start_all(self):
         for name in UNITS:
             self.start(name)
-        wait_for(self._is_up, PATIENCE)
+        wait_for(self._is_up, what="each unit answers")
 
     def _is_up(self):
         for service in self.services.values():
@@ -121,7 +121,7 @@ class Host:
         """What the UI asks its server; None while that is away."""
         url = f"http://{LOOPBACK}:{self.ports['3000']}/graphql"
         with suppress(requests.RequestException):
-            answer = requests.post(url, json={"query": query, "variables": variables}, timeout=20)
+            answer = requests.post(url, json={"query": query, "variables": variables}, timeout=60)
             return answer.json()["data"]
         return None
 
@@ -169,7 +169,7 @@ class Service:
                 "umask": int(*unit.told("UMask"), 8),
             }
             if first := host.words(unit.words("ExecStartPre")):
-                done = subprocess.run([*confined, *first], timeout=PATIENCE, check=False, **way)
+                done = subprocess.run([*confined, *first], timeout=seconds(PATIENCE), check=False, **way)
                 assert done.returncode == 0, self.said()
             self.main = subprocess.Popen([*confined, *host.words(unit.words("ExecStart"))], **way)
 

@@ -16,12 +16,13 @@ from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
 from kafka_liveness_dagster.spark.session import connect, end
 from tests.deploy.lake import lake
+from tests.waiting import wait_for
+from tests.world.conftest import patient  # noqa: F401 - the same limits as there
 from tests.world.forgetful import Forgetful, kept
-from tests.world.stories import is_alive, wait_for
+from tests.world.stories import is_alive
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "spark-standalone"
 TOKEN, SECRET = "t0ken-of-the-cluster", "s3cret-of-the-cluster"
-PATIENCE = 180.0
 SLOW = "concat(cast(value AS string), if(java_method('java.lang.Thread', 'sleep', 50L) = 'null', '', ''))"
 
 
@@ -88,12 +89,12 @@ def cluster(services, tmp_path_factory):
     catalog = lake(services.catalog_uri.removeprefix("sqlite:///"), services.warehouse)
     found = Cluster(tmp_path_factory.mktemp("a cluster"), catalog)
     try:
-        wait_for(found.is_up, PATIENCE)
+        wait_for(found.is_up, what="the cluster answers", details=found.said)
         yield found
     finally:
         everyone = found.processes() if found.script.poll() is None else []
         found.script.terminate()
-        found.script.wait(60)
+        found.script.wait(180)
         for one in filter(is_alive, everyone):
             one.kill()
 
@@ -168,5 +169,5 @@ def test_all_of_it_ends_in_good_order(cluster):
     everyone = cluster.processes()
     assert len(everyone) >= 4
     cluster.script.terminate()
-    assert cluster.script.wait(60) == 0, cluster.said()
+    assert cluster.script.wait(180) == 0, cluster.said()
     wait_for(lambda: not any(map(is_alive, everyone)))

@@ -18,12 +18,12 @@ from sqlalchemy.exc import OperationalError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings
-from tests.deploy.host import PATIENCE, Host
+from tests.deploy.host import Host
 from tests.deploy.lake import lake
 from tests.deploy.units import ANALYZE, FOLDER, UNITS, Unit
 from tests.first_hour.processes import processes_of
+from tests.waiting import wait_for
 from tests.world.power_loss import pipeline
-from tests.world.stories import wait_for
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXPOSURE = 13  # tenths: docs/deployment.md says so
@@ -98,7 +98,7 @@ class Pipeline:
         """Some are committed since, and more wait than one batch takes."""
         at = self.committed()
         self.produce(5 * BATCH)
-        wait_for(lambda: at < self.committed() < self.log_end - BATCH, PATIENCE)
+        wait_for(lambda: at < self.committed() < self.log_end - BATCH)
 
     def holds(self):
         """All that was produced is in the table, each offset once."""
@@ -135,7 +135,7 @@ def running(services, produce):
     """All units of a host, at work."""
     topic, table = f"orders-{uuid4().hex[:8]}", f"lake.shop_{uuid4().hex[:8]}.orders"
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=20)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     page = (DOCS / "production.md").read_text()
     [settings] = re.findall(r"^```yaml\n(run_monitoring.*?)^```", page, re.DOTALL | re.MULTILINE)
     with Host(code(topic, table), settings, services.bootstrap_servers, spark_settings) as host:
@@ -152,10 +152,11 @@ def test_what_the_units_start_is_healthy(running):
         wanted = [one for one in found["daemonHealth"]["allDaemonStatuses"] if one["required"]]
         return {one["daemonType"] for one in wanted} if wanted and all(one["healthy"] for one in wanted) else None
 
-    assert wait_for(daemons, PATIENCE) >= {"SENSOR", "QUEUED_RUN_COORDINATOR", "MONITORING", "BACKFILL"}
+    assert wait_for(daemons) >= {"SENSOR", "QUEUED_RUN_COORDINATOR", "MONITORING", "BACKFILL"}
     running.produce(BATCH)
-    wait_for(running.holds, PATIENCE)
-    ticks = host.ask(TICKS, sensor=ORDERS_GROUP)["sensorOrError"]["sensorState"]["ticks"]
+    wait_for(running.holds)
+    told = wait_for(lambda: host.ask(TICKS, sensor=ORDERS_GROUP))
+    ticks = told["sensorOrError"]["sensorState"]["ticks"]
     assert {tick["status"] for tick in ticks} <= {"SUCCESS", "SKIPPED", "STARTED"}
     assert list(running.runs().values()) == ["STARTED"]
 
@@ -178,16 +179,16 @@ def test_a_restart_in_the_middle_of_batches(running, name):
     running.produce(BATCH)
     running.host.start(name)
     running.produce(BATCH)
-    wait_for(running.holds, PATIENCE)
+    wait_for(running.holds)
     goes_on = name in {"pipeline-webserver", "pipeline-daemon"}
-    assert (set(wait_for(running.runs, PATIENCE)) == set(before)) is goes_on
+    assert (set(wait_for(running.runs)) == set(before)) is goes_on
 
 
 @pytest.mark.parametrize("name", ["pipeline-spark", "pipeline-webserver"])
 def test_a_port_that_is_taken(running, name):
     """A second one of each unit ends by itself, with the port in what it says: systemd then tries again."""
     service = running.host.start_beside(name)
-    wait_for(lambda: service.main.poll() is not None and not service.processes(), PATIENCE)
+    wait_for(lambda: service.main.poll() is not None and not service.processes())
     assert service.main.returncode not in service.unit.good_codes()
     taken = r"address already in use|failed to bind to address"
     assert re.search(taken, service.said(), re.IGNORECASE), service.said()

@@ -13,6 +13,7 @@ import pytest
 
 from kafka_liveness_dagster.embedded import process, services, state
 from kafka_liveness_dagster.embedded.state import Started
+from tests.waiting import wait_for
 
 MARK = "0123456789abcdef"
 WAITS = [sys.executable, "-c", "input()"]
@@ -33,8 +34,12 @@ def decoy(folder, *arguments, command=WAITS, **options):
     command = [*command, *arguments]
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options) as child:
         try:
-            while psutil.Process(child.pid).cmdline()[: len(command)] != command:  # empty until exec has come to it
+
+            def is_executed():  # until then its command line is empty
                 assert child.poll() is None
+                return psutil.Process(child.pid).cmdline()[: len(command)] == command
+
+            wait_for(is_executed)
             yield child
         finally:
             child.kill()

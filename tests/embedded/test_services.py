@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -20,6 +18,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import services, state
 from kafka_liveness_dagster.embedded.errors import PortTakenError, ServiceNotStartedError
 from kafka_liveness_dagster.embedded.state import Started
+from tests.waiting import wait_for
 
 KAFKA = ("kafka",)
 ENSURE = "from kafka_liveness_dagster.embedded import services; found = services.ensure(which=('kafka',)); "
@@ -28,14 +27,6 @@ ENSURE = "from kafka_liveness_dagster.embedded import services; found = services
 def python(code):
     """The command that runs it."""
     return [sys.executable, "-c", code]
-
-
-def wait_until(true, seconds=60):
-    """Look again until it is true; fails after a minute."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not true after {seconds} s"
-        threading.Event().wait(0.01)
 
 
 def test_many_processes_that_ask_at_once_find_one_broker(home, processes_of):
@@ -61,14 +52,14 @@ def test_a_killed_broker_comes_back_with_its_topics_and_offsets(home):
     assert altered.topic_partitions[0].error is None  # result() raises for the group only
     broker = psutil.Process(state.read(home)["kafka"].pid)
     broker.kill()
-    broker.wait(10)
+    broker.wait(60)
     assert services.running() is None
 
     assert services.ensure(which=KAFKA) == before
     group = Consumer({"bootstrap.servers": before.bootstrap_servers, "group.id": "orders-etl", "log_level": 0})
     try:
-        assert len(group.list_topics(timeout=10).topics["orders"].partitions) == 4
-        assert group.committed([TopicPartition("orders", 3)], timeout=10)[0].offset == 70
+        assert len(group.list_topics(timeout=60).topics["orders"].partitions) == 4
+        assert group.committed([TopicPartition("orders", 3)], timeout=60)[0].offset == 70
     finally:
         group.close()
 
@@ -122,7 +113,7 @@ def test_a_start_that_is_cut_off_leaves_nothing_behind_for_good(home, processes_
     # a shell's background jobs, this test run for one, are born with SIGINT ignored
     terminal = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     with subprocess.Popen(python(terminal + ENSURE), stderr=subprocess.DEVNULL) as starting:
-        wait_until(lambda: state.read(home) and processes_of(home))
+        wait_for(lambda: state.read(home) and processes_of(home))
         assert not state.read(home)["kafka"].ready
         starting.send_signal(how)
     if how is signal.SIGKILL:

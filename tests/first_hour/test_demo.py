@@ -52,7 +52,7 @@ def story(tmp_path_factory, installed):
         opening = wait_for("Dagster's UI", told)
 
         def the_end():
-            output = opening + told.communicate(timeout=480)[0]
+            output = opening + told.communicate(timeout=1000)[0]
             return told.returncode, output, folder / "verdict.json"
 
         yield the_end
@@ -67,7 +67,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path, installed, moment):
     with demo_in(tmp_path, installed) as told:
         wait_for(moment, told)
         told.send_signal(signal.SIGINT)
-        told.communicate(timeout=120)
+        told.communicate(timeout=600)
     assert told.returncode == 1
 
 

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +19,8 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from tests.first_hour.processes import processes_of
+from tests.timeouts import seconds
+from tests.waiting import wait_for
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ START, LOOK = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 READ = (DOCS / "examples" / "read_table.py").read_text(encoding="utf-8")
 BASH, CHROMIUM = shutil.which("bash"), shutil.which("chromium")
 PICTURES = os.environ.get("KAFKA_LIVENESS_SCREENSHOTS")
-PATIENCE = 120.0  # seconds
+PATIENCE = seconds(300.0)  # seconds, of a browser and of a shell
 HELD = """
 import sys
 assert not [name for name in sys.modules if name.startswith(("kafka_liveness", "pyspark", "dagster"))]
@@ -58,12 +59,13 @@ class Terminal:
 
     def wait_until(self, what, is_so):
         """Look until it is so; the thing found."""
-        give_up_at = time.monotonic() + PATIENCE
-        while not (found := is_so()):
-            assert self.shell.poll() is None, f"it ended, see {self.log}"
-            assert time.monotonic() < give_up_at, f"waited {PATIENCE:g} s in vain for {what}, see {self.log}"
-            time.sleep(0.05)
-        return found
+
+        def look():
+            if not (found := is_so()):
+                assert self.shell.poll() is None, f"it ended, see {self.log}"
+            return found
+
+        return wait_for(look, what=what, details=lambda: f"see {self.log}", pause=0.05)
 
     def ends_the_feed(self):
         """What was produced by then is in the topic; gives how much."""
@@ -225,9 +227,11 @@ def test_from_nothing_to_rows_through_a_crash(terminal, tmp_path):
 
     terminal.leave()
     assert set(re.findall(r"\w+", terminal.types("kafka-liveness down"))) == {"stopped", "kafka", "spark"}
-    give_up_at = time.monotonic() + PATIENCE
-    while (left := processes_of(terminal.project)) and time.monotonic() < give_up_at:
-        time.sleep(0.1)  # the code server has heard of it, and takes its time on a busy machine
-    assert [process.info["cmdline"] for process in left] == []
+
+    def commands_left():
+        return [process.info["cmdline"] for process in processes_of(terminal.project)]
+
+    # the code server has heard of it, and takes its time on a busy machine
+    wait_for(lambda: not commands_left(), details=lambda: f"still there: {commands_left()}", pause=0.1)
     left = {path.name for path in terminal.project.iterdir()}
     assert left - {"__pycache__"} == {"orders.py", ".dagster", ".kafka_liveness"}

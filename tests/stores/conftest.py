@@ -13,6 +13,7 @@ from pyiceberg.catalog import load_catalog
 from tests.conftest import spark, warm_spark  # noqa: F401 - anew, with the services and the catalog of here
 from tests.stores.servers import started
 from tests.stores.unreliable import Unreliable
+from tests.world.conftest import patient  # noqa: F401 - the same limits as there
 
 IMPATIENT = {"rest.client.max-retries": "1", "s3.retry.num-retries": "0"}  # Iceberg's own patience is half a minute
 

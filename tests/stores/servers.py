@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pyarrow import fs
 from kafka_liveness_dagster.embedded import jars, process
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
+from tests.waiting import wait_for
 
 ACCESS_KEY, SECRET_KEY = "orders", "s3cr3t-of-the-store"
 BUCKET, REGION = "lake-of-orders", "eu-central-1"
@@ -131,13 +131,13 @@ class Stores:
         return self._children[-1]
 
     def _wait(self, name, child, port):
-        look_again, seconds = threading.Event(), process.start_seconds()
-        for _ in range(int(seconds / 0.05)):
-            if answers(port):
-                return
-            assert child.poll() is None, process.last_lines(self.folder / f"{name}.log")
-            look_again.wait(0.05)
-        raise AssertionError(f"{name} did not answer in {seconds:g} s")
+        log = self.folder / f"{name}.log"
+
+        def is_up():
+            assert child.poll() is None, process.last_lines(log)
+            return answers(port)
+
+        wait_for(is_up, what=f"{name} answers", details=lambda: process.last_lines(log), pause=0.05)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def test_the_whole_story(user, stores, services, tmp_path):
     folder = tmp_path / "a story"
     folder.mkdir()
     with demo_in(folder, user, "--json", str(folder / "verdict.json")) as told:
-        output = told.communicate(timeout=480)[0]
+        output = told.communicate(timeout=1000)[0]
     it_holds(told.returncode, output, folder / "verdict.json")
     assert services.bootstrap_servers in output
     files = load_catalog("lake", **stores.pyiceberg_settings()).load_table(TABLE).inspect.files()
@@ -49,6 +49,6 @@ def test_the_whole_story(user, stores, services, tmp_path):
     assert len(places) > 0
 
     with demo_in(folder, user) as again:
-        output = again.communicate(timeout=120)[0]
+        output = again.communicate(timeout=600)[0]
     assert again.returncode == 1
     assert f"topic orders is at {services.bootstrap_servers} already" in " ".join(output.split())

@@ -17,6 +17,7 @@ from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.link import RunLink
+from tests.timeouts import seconds
 
 
 def link(run_id="0badcafe"):
@@ -73,7 +74,7 @@ def test_no_broker_is_a_named_error_within_seconds():
         pytest.raises(BrokerUnreachableError, match=r"no Kafka broker answered at 127\.0\.0\.1:1 while"),
     ):
         consumer.poll(0)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < seconds(60)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunSta
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.watchdog import RUN_STATE_SECONDS, Watchdog
+from tests.waiting import wait_for
 
-PATIENCE = 60.0
+PATIENCE = 60.0  # seconds
+HANG = 10 * PATIENCE
 ORPHAN = """
 import json, os, threading
 from kafka_liveness_dagster.core.heartbeat import PollTimer, RunState
@@ -33,7 +35,7 @@ def state():
 
 Watchdog(PollTimer(60_000, now_ms()), RunLink("0badcafe", "dagster/job/0badcafe/step", state), lambda _: None).start()
 print("watching", flush=True)
-enough.wait(60)
+enough.wait(600)
 print(json.dumps(asked))
 """
 
@@ -82,14 +84,14 @@ def test_the_deadline_holds_while_dagster_cannot_be_asked(watch):
 
     left = threading.Event()
     watch(lambda _: left.set(), state=unreachable, process_ms=600)
-    assert left.wait(3)
+    wait_for(left.is_set, PATIENCE)
 
 
 def test_the_deadline_holds_while_dagster_does_not_answer(watch):
     """A question to Dagster that hangs for minutes delays no deadline."""
     left, answer = threading.Event(), threading.Event()
-    watch(lambda _: left.set(), state=lambda: answer.wait(PATIENCE) and RunState.IN_PROGRESS, process_ms=600)
-    in_time = left.wait(3)
+    watch(lambda _: left.set(), state=lambda: answer.wait(HANG) and RunState.IN_PROGRESS, process_ms=600)
+    in_time = left.wait(PATIENCE)
     answer.set()
     assert in_time
 
@@ -98,9 +100,9 @@ def test_a_cancel_that_hangs_does_not_hold_the_partitions(watch):
     """Spark may not answer its interrupt; the group is left all the same."""
     left, answer = threading.Event(), threading.Event()
     dog = Watchdog(PollTimer(1, now_ms()), link(), lambda _: left.set())
-    dog.on_fence(lambda: answer.wait(PATIENCE))
+    dog.on_fence(lambda: answer.wait(HANG))
     dog.start()
-    in_time = left.wait(3)
+    in_time = left.wait(PATIENCE)
     answer.set()
     dog.stop()
     assert in_time
@@ -109,11 +111,11 @@ def test_a_cancel_that_hangs_does_not_hold_the_partitions(watch):
 def test_a_dagster_that_does_not_answer_does_not_keep_the_member_in_the_group():
     """Its database hangs when it is to be told why the consumer closes: it is closed all the same, and says so."""
     answer, stopped = threading.Event(), threading.Event()
-    tell = lambda _: answer.wait(2 * PATIENCE)  # noqa: E731
+    tell = lambda _: answer.wait(HANG)  # noqa: E731
     silent = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, tell=tell)
     dog = Watchdog(PollTimer(60_000, now_ms()), silent, lambda _: None)
     threading.Thread(target=lambda: (dog.stop(), stopped.set()), daemon=True).start()
-    in_time = stopped.wait(PATIENCE / 2)
+    in_time = stopped.wait(PATIENCE)
     answer.set()
     assert in_time
 
@@ -122,9 +124,9 @@ def test_what_is_registered_after_the_fence_is_cancelled_at_once(watch):
     """Work begun in the moment of the fence is cancelled too."""
     left, cancelled = threading.Event(), threading.Event()
     dog = watch(lambda _: left.set())
-    assert left.wait(3)
+    wait_for(left.is_set, PATIENCE)
     dog.on_fence(cancelled.set)
-    assert cancelled.wait(1)
+    wait_for(cancelled.is_set, PATIENCE)
 
 
 def test_the_fence_is_up_before_anything_slow_happens(watch):
@@ -134,7 +136,7 @@ def test_the_fence_is_up_before_anything_slow_happens(watch):
     left = threading.Event()
     dog.on_fence(lambda: (seen.append(dog.reason), left.set()))
     dog.start()
-    assert left.wait(3)
+    wait_for(left.is_set, PATIENCE)
     dog.stop()
     assert seen == [FenceReason.POLL_TIMEOUT]
 
@@ -148,7 +150,7 @@ def test_a_cancel_that_fails_does_not_keep_the_member_in_the_group():
     with pytest.raises(FencedError):
         dog.check()
     assert left == [FenceReason.POLL_TIMEOUT]
-    assert next_one.wait(3)
+    wait_for(next_one.is_set, PATIENCE)
 
 
 def test_a_late_commit_is_refused_even_if_the_watchdog_slept():
@@ -189,7 +191,7 @@ def test_nothing_is_held_while_a_member_leaves():
     def leave(_reason):
         asks = threading.Thread(target=lambda: (dog.fence(FenceReason.REPLACED, leave), answered.set()), daemon=True)
         asks.start()
-        asks.join(3)
+        asks.join(PATIENCE)
 
     dog = Watchdog(PollTimer(60_000, now_ms()), link(), leave)
     dog.fence(FenceReason.PARTITIONS_LOST, leave)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
+from tests.waiting import wait_for
 from tests.world.one_group import SECONDS, join
 
 
 def await_log_end(world, offset):
     """Wait until a ``read_committed`` reader sees so far; a transaction's marker comes after its commit returned."""
-    deadline = time.monotonic() + 60
-    while (end := world.kafka.cluster().log_bounds([world.tp])[world.tp][1]) != offset:
-        assert time.monotonic() < deadline, f"the log end is {end}, not {offset}"
+
+    def end():
+        return world.kafka.cluster().log_bounds([world.tp])[world.tp][1]
+
+    wait_for(lambda: end() == offset, what=f"the log end {offset}", details=lambda: f"the log end is {end()}")
 
 
 class Tables:

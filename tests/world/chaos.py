@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 import kafka_liveness_dagster as kl
+from tests.timeouts import be_patient, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +26,7 @@ HEARTBEAT = 0.5  # seconds
 FIRST, LAST = 200, 400  # where the first batch ends, and the second one
 BUSY = "chaos/busy"  # tags a run whose second batch waits
 GATES = "chaos/gates"  # tags a run whose transform waits for a file in this folder: "1", then "2"; or "all"
+IN_TIME = 600.0  # seconds: who is stopped while another run begins and ends is late for the group, not for its batch
 _NAP_MS = 200  # an offset: 40 s of the second batch, unless it may go on
 
 
@@ -36,26 +38,26 @@ class Law:
     session: float
     enable_parallel_rebalance: bool = True
     start_method: str = "spawn"
-    max_batch_seconds: float = 60
+    max_batch_seconds: float = IN_TIME
     group_instance_id: str | None = None
     writes: bool = True
 
 
-LONG = 45.0  # seconds
-IN_TIME = 600.0  # seconds: who is stopped while another run begins and ends is late for the group, not for its batch
+SHORT, LONG = seconds(1.5), 60.0  # seconds; the broker takes no longer session of a KIP-848 group
+FOR_GOOD = 900.0  # seconds, of a session that ends in no test
 LAWS = [
-    Law("stopped", 1.5, enable_parallel_rebalance=False, max_batch_seconds=IN_TIME),
-    Law("overtaken", 1.5, enable_parallel_rebalance=False, max_batch_seconds=IN_TIME),
-    Law("killed", 10.0),
+    Law("stopped", SHORT, enable_parallel_rebalance=False),
+    Law("overtaken", SHORT, enable_parallel_rebalance=False),
+    Law("killed", LONG),
     Law("orphaned", LONG),
     Law("forked", LONG, start_method="forkserver"),
     Law("unborn", LONG),
     Law("canceled", LONG),
-    Law("watched", 1.5, enable_parallel_rebalance=False, max_batch_seconds=10, writes=False),
-    Law("killed_alone", 1.5, writes=False),
-    Law("ended", 1.5, writes=False),
-    Law("followed", LONG, enable_parallel_rebalance=False),
-    Law("static", 4.0, group_instance_id="orders-1", writes=False),
+    Law("watched", SHORT, enable_parallel_rebalance=False, max_batch_seconds=seconds(10), writes=False),
+    Law("killed_alone", SHORT, writes=False),
+    Law("ended", LONG, writes=False),
+    Law("followed", FOR_GOOD, enable_parallel_rebalance=False, max_batch_seconds=FOR_GOOD),
+    Law("static", seconds(10), group_instance_id="orders-1", writes=False),
 ]
 
 
@@ -172,5 +174,6 @@ def definitions(told: Iterable[Case], bootstrap_servers: str, remote: str) -> dg
 @dg.definitions
 def defs() -> dg.Definitions:
     """All cases of the world that the environment names."""
+    be_patient()
     world, servers, remote = (os.environ[f"CHAOS_{name}"] for name in ("WORLD", "KAFKA", "SPARK"))
     return definitions(cases(world), servers, remote)

@@ -25,6 +25,9 @@ def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
     """Run the job as told. It ends by SIGKILL: at the failpoint of ``env``, or in the midst of what Spark does."""
     os.environ.update(env)
     import kafka_liveness_dagster as kl  # noqa: PLC0415
+    from tests.timeouts import be_patient  # noqa: PLC0415
+
+    be_patient()
 
     Responses._release_until = lambda *_: None  # the server keeps them all: the test attaches to what is left
     seen, reports_alone = set(), Counter()

@@ -6,7 +6,6 @@ goes on at 120 and owes 70-120.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from uuid import uuid4
 
@@ -19,6 +18,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.spark.errors import TransformError
+from tests.waiting import wait_for
 
 SPARK_UI = "http://127.0.0.1:4040"
 
@@ -40,8 +40,8 @@ class Forgetful:
         self.kafka = kl.KafkaLivenessResource(
             bootstrap_servers=self.servers,
             group_protocol=protocol,
-            default_max_batch_seconds=60,
-            **({"session_timeout_seconds": 1.5} if protocol == "classic" else {}),
+            default_max_batch_seconds=600,
+            **({"session_timeout_seconds": 30, "heartbeat_interval_seconds": 0.5} if protocol == "classic" else {}),
         )
         self._connect = kl.SparkConnectResource(remote=services.spark_remote, ui_url=SPARK_UI)
         self.between = None  # called with each batch before it is read
@@ -52,13 +52,13 @@ class Forgetful:
         self.log_end = 0
 
     def make_topic(self, partitions=1):
-        self.admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result(timeout=20)
-        _wait(lambda: self.topic in self.admin.list_topics(timeout=5).topics)
+        self.admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result()
+        wait_for(lambda: self.topic in self.admin.list_topics(timeout=60).topics)
 
     def make_topic_anew(self, records):
         """Deleted and created again, with so many records of another life."""
-        self.admin.delete_topics([self.topic])[self.topic].result(timeout=20)
-        _wait(lambda: self.topic not in self.admin.list_topics(timeout=5).topics)
+        self.admin.delete_topics([self.topic])[self.topic].result()
+        wait_for(lambda: self.topic not in self.admin.list_topics(timeout=60).topics)
         self.make_topic()
         self.log_end = 0
         self.grow_to(records, "new ")
@@ -143,7 +143,7 @@ class Forgetful:
         consumer = Consumer({**config, "auto.commit.interval.ms": 100, "session.timeout.ms": 6000})
         consumer.subscribe([self.topic])
         try:
-            _wait(lambda: consumer.poll(0.1) is None and consumer.assignment())
+            wait_for(lambda: consumer.poll(0.1) is None and consumer.assignment())
             for message in consumer.consume(1_000, timeout=1.0):
                 assert message.error() is None
         finally:
@@ -152,12 +152,12 @@ class Forgetful:
     def delete_offsets(self, *, of_second_log=False):
         """What ``kafka-consumer-groups --delete --group`` does; also what is left when all commits expired."""
         group = self.group + (".catch-up" if of_second_log else "")
-        self.admin.delete_consumer_groups([group])[group].result(timeout=20)
+        self.admin.delete_consumer_groups([group])[group].result()
 
     def expire(self, log_start):
         """What the broker's retention does, at once."""
         at = KafkaTopicPartition(self.topic, 0, log_start)
-        self.admin.delete_records([at])[at].result(timeout=20)
+        self.admin.delete_records([at])[at].result()
 
     def drop_table(self):
         self.spark.sql(f"DROP TABLE {self._quoted}")
@@ -244,9 +244,3 @@ class Forgetful:
 def kept(start, end):
     """The offsets whose rows the transform keeps."""
     return [n for n in range(start, end) if n % 10 != 7]
-
-
-def _wait(find, patience=60.0):
-    give_up_at = time.monotonic() + patience
-    while not find():
-        assert time.monotonic() < give_up_at, "it never came to that"

@@ -12,7 +12,8 @@ import sys
 import threading
 
 from kafka_liveness_dagster.spark.line import line_of
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.session import end
+from tests.timeouts import connect
 
 ENDED, MOST = "its session is ended", 60
 _enter = threading.Condition.__enter__

@@ -25,12 +25,14 @@ from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.timeouts import seconds
+from tests.waiting import wait_for
 from tests.world.declared import made
 from tests.world.doomed import work
-from tests.world.stories import wait_for
 
 PARTITIONS = (0, 1)
-SESSION, HEARTBEAT = 1.5, 0.5  # under KIP-848 they are the group's, on the broker
+SESSION, HEARTBEAT = seconds(1.5), 0.5  # under KIP-848 they are the group's, on the broker
+OF_THE_LIVING = 30.0  # seconds; no run waits for the end of their sessions
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.world.doomed"])
 
@@ -53,21 +55,22 @@ class Location:
             "group_id": group,
             "table": table,
             "enable_parallel_rebalance": parallel,
-            "max_batch_seconds": 60,
+            "max_batch_seconds": 600,
             "idle_seconds": 0.3,
             "batching": {"in_flight": in_flight},
             "iceberg": {"snapshots": snapshots},
             # of two, one is in the middle of a batch
             "membership": {"liveness": "progress" if members > 1 else "poll"},
         }
-        timeouts = {"session_timeout_seconds": SESSION} if protocol == "classic" else {}
+        timeouts = {"session_timeout_seconds": SESSION, "heartbeat_interval_seconds": HEARTBEAT}
         self.kafka_settings = {
             "bootstrap_servers": services.bootstrap_servers,
             "group_protocol": protocol,
-            "default_max_batch_seconds": 60,
-            **timeouts,
+            "default_max_batch_seconds": 600,
+            **(timeouts if protocol == "classic" else {}),
         }
-        self.kafka = kl.KafkaLivenessResource(**self.kafka_settings)
+        living = {"session_timeout_seconds": OF_THE_LIVING} if protocol == "classic" else {}
+        self.kafka = kl.KafkaLivenessResource(**{**self.kafka_settings, **living})
         self.spark = kl.SparkConnectResource(remote=services.spark_remote)
 
         def orders(batch):
@@ -121,7 +124,7 @@ class Location:
             suppress(CrashError),
             self.kafka.consumer(topics=self.topics[:1], group_id=self.group, max_poll_records=140) as consumer,
         ):
-            batch = consumer.poll(20.0)
+            batch = consumer.poll(120)
             settings = self.kafka.settings().spark()
 
             def frame():
@@ -181,7 +184,7 @@ class Other:
         if self._lane != "catch-up":
             wait_for(lambda: len(self._location.kafka.cluster().members(self._location.group)) == 1)
         self._gate.set()
-        self._run.result(300)
+        self._run.result(600)
 
     def close(self):
         """Let nothing of it be left."""

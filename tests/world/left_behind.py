@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from pyspark.sql.connect.proto import base_pb2 as pb2
 
-from kafka_liveness_dagster.spark.session import connect
+from tests.timeouts import connect
 
 KEEPS_ANSWERS = """
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Responses
@@ -23,7 +23,7 @@ def await_end(remote, *operations):
         request.user_context.user_id = "worker"
         metadata = session.client._builder.metadata()
         try:
-            for _ in session.client._stub.ReattachExecute(request, metadata=metadata, timeout=60):
+            for _ in session.client._stub.ReattachExecute(request, metadata=metadata, timeout=300):
                 pass
         except grpc.RpcError as error:
             if "INVALID_" in error.details():  # of the look, not of the operation, which may well end refused

@@ -29,7 +29,10 @@ class Lettered(Forgetful):
         super().__init__(*world, **{"enable_parallel_rebalance": False, **settings}, batching=kl.Batching(**batching))
         self.value, self.batching = BROKEN, batching
         self.kafka = kl.KafkaLivenessResource(
-            bootstrap_servers=self.servers, session_timeout_seconds=30, default_max_batch_seconds=600
+            bootstrap_servers=self.servers,
+            session_timeout_seconds=30,
+            heartbeat_interval_seconds=0.5,
+            default_max_batch_seconds=600,
         )
 
     def make_topic(self, partitions=2):
@@ -42,7 +45,7 @@ class Lettered(Forgetful):
             for value in values.split():
                 headers = [("trace", f"of {value}".encode())]
                 producer.produce(self.topic, value.encode(), b"a key", partition, headers=headers, timestamp=WHEN_MS)
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
 
     def definitions(self, **settings):
         """The asset; its transform is SQL, or a function in ``value``."""

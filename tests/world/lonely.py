@@ -16,11 +16,11 @@ import dagster as dg
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.spark.iceberg import write
-from tests.world.stories import wait_for
+from tests.timeouts import seconds
+from tests.waiting import wait_for
 
-SIZE, BUDGET, AFTER = 20, 15.0, 30.0  # offsets, seconds, seconds
-GIVE_UP = 300.0  # it hangs
-START = 150.0  # seconds until a run is where a test wants it, on a machine that is busy
+SIZE, BUDGET, AFTER = 20, seconds(15.0), seconds(30.0)  # offsets, seconds, seconds
+GIVE_UP = seconds(300.0)  # seconds; a run that lasts longer hangs
 
 
 class Lonely:
@@ -32,13 +32,13 @@ class Lonely:
         self.servers, self.home = services.bootstrap_servers, home
         self.kafka = {
             "bootstrap_servers": self.servers,
-            "session_timeout_seconds": 6,
+            "session_timeout_seconds": seconds(6),
             "heartbeat_interval_seconds": 0.5,
         }
         self.cluster = kl.KafkaLivenessResource(**self.kafka).cluster()
 
-    def start(self, *, pauses_in="", settings=None, slow=True, **asset):
-        """Begin a run."""
+    def start(self, *, pauses_in="", settings=None, slow=True, is_patient=True, **asset):
+        """Begin a run; one that is not patient has the product's own limits for opening a Spark session."""
         told = {
             "run_id": str(uuid4()),
             "kafka": self.kafka,
@@ -46,6 +46,7 @@ class Lonely:
             "busy": self.busy if slow else "",
             "pauses_in": pauses_in,
             "settings": settings or {},
+            "is_patient": is_patient,
             "asset": {
                 "name": "orders",
                 "topics": [self.topic],
@@ -93,9 +94,13 @@ class Run:
         self._process.kill()
         self._process.wait()
 
+    def shown(self):
+        """Return the end of its log."""
+        return self.log.read_text()[-3000:]
+
     def said(self, word):
         """Wait until it said so."""
-        assert self._process.stdout.readline().strip() == word, self.log.read_text()[-3000:]
+        assert self._process.stdout.readline().strip() == word, self.shown()
 
     def go_on(self):
         """Let it do what it said."""
@@ -114,9 +119,9 @@ class Run:
         killer.start()
         out, _ = self._process.communicate()
         killer.cancel()
-        seconds = time.monotonic() - began
+        took = time.monotonic() - began
         lines = out.strip().splitlines()
-        return (json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}), seconds
+        return (json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}), took
 
 
 def slowness():
@@ -126,16 +131,16 @@ def slowness():
 
 def ends(run, *, error, within):
     """It ended by itself, in time, with this error; its words."""
-    said, seconds = run.end()
-    assert seconds < within * slowness(), f"{seconds:.1f} s, where all may take {slowness():.1f} times as long"
-    assert said.get("error") == error, said or run.log.read_text()[-3000:]
+    said, took = run.end()
+    assert said.get("error") == error, said or run.shown()
+    assert took < within * slowness(), f"{took:.1f} s, where all may take {slowness():.1f} times as long"
     return said["message"]
 
 
 def goes_on(lonely, rows):
     """Nobody is left in the group, and the next run has each offset in the table once."""
-    wait_for(lambda: not lonely.cluster.members(lonely.group))
+    wait_for(lambda: not lonely.cluster.members(lonely.group), what="the members of the former run have left")
     with lonely.start(slow=False) as run:
-        assert run.end()[0] == {"success": True}
+        assert run.end()[0] == {"success": True}, run.shown()
     assert [row["offset"] for row in rows(lonely.table)] == list(range(4 * SIZE))
     assert lonely.committed() == 4 * SIZE

@@ -12,6 +12,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark import session
+from tests.timeouts import be_patient
 from tests.world.declared import made
 
 SLOW = "java_method('java.lang.Thread', 'sleep', 100L)"
@@ -44,6 +45,8 @@ def with_settings(settings):
 
 def main(told):
     """Run the job; how it ended."""
+    if told["is_patient"]:
+        be_patient()
     with_settings(told["settings"])
     if told["pauses_in"] == "start":
         say("start")

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody does
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.iceberg import write
+from tests.waiting import wait_for
 
 PARTITIONS = (0, 1)
 BACKFILLED = (100, 120)
@@ -34,7 +35,9 @@ class LongPast:
         self.topic, self.group = topic, f"etl-{topic}"
         self.table = f"lake.{topic.replace('-', '_')}.orders"
         self._servers, self._produce, self._log_end, self._instance = services.bootstrap_servers, produce, 0, instance
-        self._kafka = kl.KafkaLivenessResource(bootstrap_servers=self._servers, session_timeout_seconds=1.5)
+        self._kafka = kl.KafkaLivenessResource(
+            bootstrap_servers=self._servers, session_timeout_seconds=30, heartbeat_interval_seconds=0.5
+        )
 
         def orders(batch):
             kept = batch.selectExpr("topic", "partition", "offset", "timestamp AS placed_at")
@@ -81,14 +84,12 @@ class LongPast:
 
     def _crash(self):
         with suppress(CrashError), self._member() as consumer:
-            while (batch := consumer.poll(20)) is None or sum(r.size for r in batch.ranges) < 40:
-                pass
+            wait_for(lambda: (batch := consumer.poll(1)) is not None and sum(r.size for r in batch.ranges) >= 40)
             raise CrashError
 
     def _jump(self):
         with self._member() as consumer:
-            while len(consumer.jumped) < len(PARTITIONS):
-                assert consumer.poll(0.2) is None
+            wait_for(lambda: consumer.poll(0.2) is None and len(consumer.jumped) == len(PARTITIONS))
 
     def _set_back(self, offset):
         """What a reset tool does to partition 0."""

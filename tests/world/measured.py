@@ -11,6 +11,7 @@ import sys
 import dagster as dg
 
 import kafka_liveness_dagster as kl
+from tests.timeouts import be_patient
 from tests.world.declared import made
 from tests.world.one_group import NO_SPARK
 
@@ -33,6 +34,7 @@ def say(word):
 
 def main(told):
     """A live run, a look at what it owes, and a run that catches up; the ids of both runs."""
+    be_patient()
     asset = kl.kafka_asset(**made(told["asset"]))(transform)
     kafka, spark = kl.KafkaLivenessResource(**told["kafka"]), kl.SparkConnectResource(remote=told["spark"])
     defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))

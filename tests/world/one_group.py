@@ -11,10 +11,13 @@ from confluent_kafka.admin import AdminClient
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import LiveMark
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from tests.timeouts import seconds
+from tests.waiting import wait_for
 
-SECONDS = 20.0
+SECONDS = seconds(120.0)  # of a poll that ends with the first batch
 NO_SPARK = kl.SparkConnectResource(remote="sc://localhost:1")  # nobody answers: a look goes on without the table
-SESSION, HEARTBEAT = 3.0, 0.5  # how long the group waits for who left while it joined, how soon it hears of others
+SESSION, HEARTBEAT = seconds(6.0), 0.5
+"""How long the group waits for a member that left while it joined, and how soon a member hears of others."""
 
 
 class World:
@@ -77,5 +80,8 @@ class World:
 def join(world, consumer):
     """Poll until partition 3 is assigned; nothing new is in the log."""
     assert consumer.poll(0.0) is None or consumer.position(world.topic, 3) is not None
-    while consumer.position(world.topic, 3) is None:
-        assert consumer.poll(0.2) is None
+
+    def is_assigned():
+        return consumer.position(world.topic, 3) is not None or consumer.poll(0.2)
+
+    assert wait_for(is_assigned, what="partition 3 is assigned") is True, "nothing new is in the log"

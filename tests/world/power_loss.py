@@ -86,7 +86,7 @@ class DagsterDev:
                 process.kill()
         for child in self._children:
             child.wait()
-        psutil.wait_procs(marked, timeout=10)
+        psutil.wait_procs(marked, timeout=120)
         assert self.processes() == []
 
     def switch_sensor_on(self):

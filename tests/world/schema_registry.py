@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from kafka_liveness_dagster.embedded import jars, process
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
+from tests.waiting import wait_for
 
 USER, PASSWORD = "etl", "s3cr3t-of-the-registry"
 _OPTIONS = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -82,13 +82,13 @@ def _command(folder, port):
 
 
 def _wait(child, port, folder):
-    look_again, seconds = threading.Event(), process.start_seconds()
-    for _ in range(int(seconds / 0.05)):
-        if answers(port):
-            return
-        assert child.poll() is None, process.last_lines(folder / "registry.log")
-        look_again.wait(0.05)
-    raise AssertionError(f"the registry did not answer in {seconds:g} s")
+    log = folder / "registry.log"
+
+    def is_up():
+        assert child.poll() is None, process.last_lines(log)
+        return answers(port)
+
+    wait_for(is_up, what="the registry answers", details=lambda: process.last_lines(log), pause=0.05)
 
 
 def _archive():

@@ -25,12 +25,14 @@ from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.run_marks import run_mark
 from tests.timeouts import set_timeouts
+from tests.waiting import wait_for
 from tests.world.chaos import (
     BUSY,
     FIRST,
     GATES,
     HEARTBEAT,
     LAST,
+    LONG,
     cases,
     definitions,
     go_on_property,
@@ -38,7 +40,6 @@ from tests.world.chaos import (
 )
 
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
-PATIENCE = 180.0  # seconds; on a machine with 25 processes for two cores a run needs a minute to begin
 ROOT = Path(__file__).parents[2]
 LOCATION = "tests.world.chaos"
 ALONE_YAML = """\
@@ -53,15 +54,6 @@ telemetry: {enabled: false}
 nux: {enabled: false}
 run_coordinator: {module: dagster.core.run_coordinator, class: DefaultRunCoordinator}  # needs no daemon
 """
-
-
-def wait_for(find, patience=PATIENCE):
-    """Look until something is found; the thing."""
-    give_up_at = time.monotonic() + patience
-    while not (found := find()):
-        assert time.monotonic() < give_up_at, "it never came to that"
-        time.sleep(0.02)
-    return found
 
 
 def is_alive(process):
@@ -134,8 +126,8 @@ def make_topics(world, produce):
     servers = world.services.bootstrap_servers
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     for case in cases(world.name):
-        admin.create_topics([NewTopic(case.topic, 1, 1)])[case.topic].result(timeout=20)
-        set_timeouts(servers, case.group_id, case.law.session, HEARTBEAT)
+        admin.create_topics([NewTopic(case.topic, 1, 1)])[case.topic].result()
+        set_timeouts(servers, case.group_id, min(case.law.session, LONG), HEARTBEAT)
         produce(servers, case.topic, 0, map(str, range(LAST)))
 
 

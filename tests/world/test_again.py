@@ -110,7 +110,7 @@ def timed(world):
     for second in range(100):
         at = THEN + timedelta(seconds=second)
         producer.produce(world.topic, str(second).encode(), partition=0, timestamp=round(at.timestamp() * 1000))
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     assert world.live() is None
     return world
 

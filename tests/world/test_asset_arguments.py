@@ -77,7 +77,7 @@ def test_headers_are_a_column_when_they_are_asked_for(services, make_topic, tabl
     producer = Producer({"bootstrap.servers": services.bootstrap_servers})
     for headers in ([("trace", b"0badcafe"), ("trace", None)], None):
         producer.produce(topic, b"tea", partition=0, headers=headers)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     asked = LiveRuns(services, topic, table, "classic", include_headers=True)
     run, said = asked.run(lambda batch: batch.select("topic", "partition", "offset", "headers"))
     assert run.success, "\n".join(said)

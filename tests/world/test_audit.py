@@ -12,8 +12,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
+from tests.waiting import wait_for
 from tests.world.forgetful import Forgetful, kept
-from tests.world.stories import wait_for
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_aborted_transactions_have_neither_records_nor_rows(world, audit):
     producer.begin_transaction()
     for _ in range(10):
         producer.produce(world.topic, b"aborted", partition=0)
-    producer.flush(20)
+    producer.flush(120)
     producer.abort_transaction()
     world.grow_to(40)
     assert world.live() is None
@@ -285,7 +285,7 @@ def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
 
 def test_several_targets_are_no_target(world, refused):
     """A group whose partitions go to different tables is asked which."""
-    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(timeout=20)
+    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
     client = Consumer({"bootstrap.servers": world.servers, "group.id": f"{world.group}.catch-up"})
     wait_for(lambda: len(client.list_topics(world.topic).topics[world.topic].partitions) == 2)
     told = [KafkaTopicPartition(world.topic, at, 0, f"kl2 done @0 in lake.shop.orders_{at}") for at in (0, 1)]

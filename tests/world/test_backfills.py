@@ -19,6 +19,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
+from tests.waiting import PATIENCE, wait_for
 from tests.world.one_group import SECONDS
 from tests.world.stories import ALONE_YAML
 
@@ -38,7 +39,10 @@ class Owing:
         name = f"orders_{uuid4().hex[:8]}"
         self.topic, self.group, self.table = name, f"etl-{name}", f"lake.{name}.orders"
         self.kafka = kl.KafkaLivenessResource(
-            bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=1.5, default_max_batch_seconds=60
+            bootstrap_servers=services.bootstrap_servers,
+            session_timeout_seconds=30,
+            heartbeat_interval_seconds=0.5,
+            default_max_batch_seconds=600,
         )
         self.meeting = None  # the transforms of how many runs wait for each other
 
@@ -77,9 +81,8 @@ class Owing:
                 topics=[self.topic], group_id=self.group, max_poll_records=count, enable_parallel_rebalance=True
             ) as consumer,
         ):
-            while jumps and len(consumer.jumped) < PARTITIONS:
-                assert consumer.poll(0.2) is None
             if jumps:
+                wait_for(lambda: consumer.poll(0.2) is None and len(consumer.jumped) == PARTITIONS)
                 self.grow(self.partitions(), 120, 140)
             batch = consumer.poll(SECONDS)
             assert batch.max_records == count
@@ -127,14 +130,14 @@ class Owing:
             if run not in met:  # a batch that is written again need not meet anybody
                 met.add(run)
                 arrived.release()
-                everybody.wait(60)
+                everybody.wait(PATIENCE)
 
         self.meeting, started = meet, []
         try:
             with ThreadPoolExecutor(len(runs)) as pool:
                 for run in runs:
                     started.append(pool.submit(run))
-                    assert arrived.acquire(timeout=60)
+                    wait_for(lambda run=started[-1]: arrived.acquire(blocking=False) or run.done())
                 results = [run.result() for run in started]
         finally:
             self.meeting = None
@@ -173,7 +176,7 @@ def owing(services, produce, spark, tmp_path_factory):
     with dg.DagsterInstance.from_config(str(home)) as instance:
         made = Owing(services, instance, produce)
         admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
-        admin.create_topics([NewTopic(made.topic, PARTITIONS, 1)])[made.topic].result(20)
+        admin.create_topics([NewTopic(made.topic, PARTITIONS, 1)])[made.topic].result()
         made.grow(made.partitions(), 0, 100)
         made.lose_a_run(spark, 70)
         made.grow(made.partitions(), 100, 120)

@@ -12,12 +12,13 @@ from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs.signs import word_of
 from kafka_liveness_dagster.runs.tags import sign_of
-from tests.world.chaos import FIRST, LAST, PROTOCOLS
-from tests.world.stories import is_alive, stop, wait_for
+from tests.waiting import wait_for
+from tests.world.chaos import FIRST, LAST, LONG, PROTOCOLS
+from tests.world.stories import is_alive, stop
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
 
-LEAVES_WITHIN = 20.0  # seconds, on whatever machine: the coordinator's patience is longer by far
+LEAVES_WITHIN = LONG - 10.0  # seconds; a member that does not leave by itself is listed for a session
 LOST = "gave its partitions to others"
 
 

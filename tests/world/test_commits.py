@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import kafka_liveness_dagster as kl
+from tests.waiting import wait_for
 from tests.world.live_runs import LiveRuns
-from tests.world.stories import wait_for
 
 AN_HOUR = 3600.0
 

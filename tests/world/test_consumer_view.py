@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
@@ -20,6 +19,7 @@ from kafka_liveness_dagster.kafka import findings
 from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.runs.tags import lane_tags
+from tests.waiting import wait_for
 from tests.world.one_group import NO_SPARK, SECONDS, join
 
 
@@ -94,8 +94,7 @@ def test_commit_splits_offsets_into_both_logs(at_work):
     w, consumer = at_work
     other = TopicPartition(w.topic, 0)
     w._produce(w.kafka.bootstrap_servers, w.topic, 0, map(str, range(10)))
-    while consumer.position(*other) != 10:
-        consumer.poll(0.2)
+    wait_for(lambda: (consumer.poll(0.2), consumer.position(*other))[1] == 10)
     consumer.commit({w.tp: 100, other: 10})
     assert second_log(w) == (100, "kl2 done")
     assert w.first_log() == (120, LiveMark(Mark.RUNNING, consumer._link.mark, (Span(70, 120),)))
@@ -440,22 +439,20 @@ def added(services, produce):
     def see():
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
         with member("earliest") as earliest, member("latest") as latest:
-            give_up_at = time.monotonic() + 120
 
-            def until(reached):
-                while not reached():
-                    earliest.poll(0.1)
-                    latest.poll(0.1)
-                    assert not nobody_asks.is_set()
-                    assert time.monotonic() < give_up_at, "they never noticed"
+            def polled():
+                for one in (earliest, latest):
+                    one.poll(0.1)
+                assert not nobody_asks.is_set()
+                return earliest, latest
 
-            until(lambda: earliest.assignment() and latest.assignment())
+            wait_for(lambda: all(one.assignment() for one in polled()))
             admin.create_partitions([NewPartitions(topic, 2)])[topic].result()
             produce(services.bootstrap_servers, *new, map(str, range(10)))
-            until(lambda: new in earliest.assignment() and new in latest.assignment())
+            wait_for(lambda: all(new in one.assignment() for one in polled()))
             committed = earliest.committed(*new), latest.committed(*new)
             produce(services.bootstrap_servers, *new, map(str, range(5)))
-            until(lambda: (earliest.position(*new), latest.position(*new)) == (15, 15))
+            wait_for(lambda: [one.position(*new) for one in polled()] == [15, 15])
             return committed
 
     with ThreadPoolExecutor(1) as pool:
@@ -475,7 +472,7 @@ def test_what_was_closed_commits_nothing_and_does_not_come_back(at_work):
     with late:
         batch, fenced = late.poll(), threading.Event()
         late.on_fence(fenced.set)
-        assert fenced.wait(60)
+        wait_for(fenced.is_set)
     before = both_logs(w)
     for refused in (late.poll, lambda: late.commit(batch)):
         with pytest.raises(FencedError, match="was closed"):

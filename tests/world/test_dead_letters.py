@@ -21,10 +21,8 @@ TOGETHER = "if(count(*) OVER (PARTITION BY partition) > 3, raise_error('many'), 
 
 
 @pytest.fixture
-def make(services, produce, rows, warm_spark, monkeypatch):
+def make(services, produce, rows, warm_spark):
     """Make a group: ``make(**settings)``."""
-    monkeypatch.setattr("kafka_liveness_dagster.sensor.table_look._ASK_SECONDS", 300.0)  # whoever is busy beside us
-    monkeypatch.setattr("kafka_liveness_dagster.sensor.checks._CONNECT_SECONDS", 100.0)
     return lambda **settings: Lettered(services, produce, rows, warm_spark, **settings)
 
 

@@ -24,6 +24,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import PySparkException
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.kafka import registry_settings
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.transformed import Transformed
@@ -65,8 +66,9 @@ def subject():
 
 
 @pytest.fixture
-def resource(registry):
+def resource(registry, monkeypatch):
     """As a user has it; without a run, so the password is no variable's."""
+    monkeypatch.setitem(registry_settings.WAITS, "timeout", 60)  # a cold registry on a busy machine
     made = kl.SchemaRegistryResource(
         url=registry.url, username=USER, password=PASSWORD, ssl_ca_location=registry.authority
     )
@@ -83,7 +85,7 @@ def send(services, make_topic):
         topic = topic or make_topic()
         for value in values:
             producer.produce(topic, value, partition=0)
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
         return topic
 
     return produce
@@ -395,8 +397,6 @@ def test_a_registry_that_is_away_or_refuses_is_named(registry, batch, tmp_path):
 
 def test_a_registry_that_never_answers_ends_by_itself(batch, monkeypatch):
     """It takes the connection and is silent."""
-    from kafka_liveness_dagster.kafka import registry_settings  # noqa: PLC0415
-
     monkeypatch.setitem(registry_settings.WAITS, "timeout", 0.2)
     with ThreadingHTTPServer(("127.0.0.1", 0), _NoRegistry) as silent:  # nobody serves: the backlog accepts
         url = f"http://127.0.0.1:{silent.server_port}"

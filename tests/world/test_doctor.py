@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.spark import checkup
-from tests.timeouts import set_timeouts
+from tests.timeouts import seconds, set_timeouts
 
 KIND = ConfigResource.Type
 MINUTE, HOUR_MS = 60, 3_600_000
@@ -43,6 +43,8 @@ def admin(services_with_own_broker):
 def doctor(services_with_own_broker, monkeypatch):
     """What is told by ``kafka-liveness doctor``: the exit code, and by area and check what is not well."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    for name in ("_SERVER_SECONDS", "_CATALOG_SECONDS"):
+        monkeypatch.setattr(f"kafka_liveness_dagster.cli.checkup.{name}", 300.0)
     services = services_with_own_broker
     where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
 
@@ -65,7 +67,7 @@ def group(services_with_own_broker, admin):
     producer = Producer(config)
     for minutes in (-40, 30):
         producer.produce(topic, b"{}", timestamp=round((time.time() + minutes * MINUTE) * 1000))
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     consumer = Consumer({**config, "group.id": name, "enable.auto.commit": False})
     consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
     consumer.close()
@@ -79,7 +81,7 @@ def set_wrong(admin, kind, name, **settings):
     def alter(how):
         told = [ConfigEntry(key.replace("_", "."), value, incremental_operation=how) for key, value in settings.items()]
         resource = ConfigResource(kind, name, incremental_configs=told)
-        admin.incremental_alter_configs([resource])[resource].result(timeout=20)
+        admin.incremental_alter_configs([resource])[resource].result()
 
     alter(AlterConfigOpType.SET)
     try:
@@ -129,7 +131,7 @@ def test_who_is_not_there_is_told_in_time(doctor):
     assert "does not exist" in wrong["group", "nobody"]["found"]
     began_at = time.monotonic()
     code, wrong = doctor("--bootstrap-servers", "127.0.0.1:1", "--spark", "sc://127.0.0.1:1/;token=hunter2")
-    assert time.monotonic() - began_at < 15
+    assert time.monotonic() - began_at < seconds(60), "pyspark and librdkafka alone would go on for minutes"
     assert (code, set(wrong)) == (1, {("kafka", "brokers"), ("spark", "server")})
     assert "no Kafka broker answered at 127.0.0.1:1" in wrong["kafka", "brokers"]["found"]
     assert wrong["spark", "server"]["found"].startswith("nothing answers at 127.0.0.1:1")

@@ -100,7 +100,7 @@ def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, ser
     producer = Producer({"bootstrap.servers": services.bootstrap_servers})
     for minute in (1, 2, 61):
         producer.produce(topic, b"tea", partition=0, timestamp=1000 * (begin + 60 * minute))
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     start = time.strftime("%Y-%m-%d-%H:%M", time.gmtime(begin))
     names = {"topics": [topic], "group_id": f"etl-{topic}", "table": table, "completeness": {"start": start}}
     shown.orders = like(shown.orders, **names)

@@ -12,9 +12,11 @@ import pytest
 RUN = """
 import json, sys
 import kafka_liveness_dagster as kl
+from tests.timeouts import be_patient
 from tests.world import functions_of_the_users as functions
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.transformed import Transformed
+be_patient()
 servers, remote, topic, which = sys.argv[1:]
 kafka, spark = kl.KafkaLivenessResource(bootstrap_servers=servers), kl.SparkConnectResource(remote=remote)
 ranges = [OffsetRange(topic, 0, 0, 2)]

@@ -15,8 +15,10 @@ from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.session import end
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.timeouts import connect
+from tests.waiting import PATIENCE, wait_for
 
 LAYOUTS = {
     "by Kafka's partitions": Layout(snapshots="append"),
@@ -85,7 +87,7 @@ def streamed(spark, tmp_path):
     def read(table, into=None):
         into = into or f"{table.rpartition('.')[0]}.{next(names)}"
         query = start(table, into, availableNow=True)
-        query.awaitTermination(120)
+        assert query.awaitTermination(PATIENCE), "the stream has read what there was"
         assert query.exception() is None
         return held(spark, into), into
 
@@ -197,11 +199,12 @@ def test_a_stream_that_goes_on_meets_a_replay_and_says_so(warm_spark, table, str
     into = f"{table.rpartition('.')[0]}.copy"
     query = streamed.start(table, into, processingTime="0 seconds")
     put(warm_spark, table, orders(10, 20), by="second", layout=layout)
-    while held(warm_spark, into) != once("first", orders(0, 10)) | once("second", orders(10, 20)):
-        assert query.exception() is None
+    expected = once("first", orders(0, 10)) | once("second", orders(10, 20))
+    wait_for(lambda: held(warm_spark, into) == expected or query.exception())
+    assert query.exception() is None
     put(warm_spark, table, orders(15, 25), by="again", layout=layout)
     with pytest.raises(Exception, match="overwrite snapshot"):
-        query.awaitTermination(120)
+        query.awaitTermination(PATIENCE)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -216,7 +219,7 @@ def test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it(
 
         def make():
             for at in waits:
-                at.wait(60)
+                at.wait(PATIENCE)
             return frame(session, *ranges, by=by)
 
         return write(session, table, ranges, make, layout=layout)

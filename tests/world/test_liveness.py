@@ -14,9 +14,13 @@ from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
+from tests.timeouts import seconds, set_timeouts
+from tests.waiting import seconds_until, wait_for
 
-PATIENCE = 30.0
-SESSION, HEARTBEAT = 1.5, 0.5  # seconds
+PATIENCE = 120.0  # seconds, of a poll that ends with the first batch
+SESSION, HEARTBEAT = seconds(1.5), 0.5
+SHORT, MIDDLE, LONG = seconds(2.0), seconds(4.0), seconds(20.0)  # budgets
+SLACK = seconds(1.0)  # from a process timeout until the coordinator lists the member no longer
 STATIC, PROGRESS = kl.Membership(group_instance_id="etl-0"), kl.Membership(liveness="progress")
 
 
@@ -32,7 +36,14 @@ class Group:
             **(classic if protocol == "classic" else {}),
         )
 
-    def consumer(self, max_batch_seconds=20.0, **settings):
+    def have_session(self, session):
+        """Let its members have another session timeout."""
+        if self.protocol == "consumer":
+            set_timeouts(self.kafka.bootstrap_servers, self.group_id, session, HEARTBEAT)
+        else:
+            self.kafka = self.kafka.model_copy(update={"session_timeout_seconds": session})
+
+    def consumer(self, max_batch_seconds=LONG, **settings):
         return self.kafka.consumer(
             topics=[self.topic], group_id=self.group_id, max_batch_seconds=max_batch_seconds, **settings
         )
@@ -54,17 +65,25 @@ def group(request, services, make_topic, make_group, produce):
     return found
 
 
-def seconds_until(reached, patience=PATIENCE):
-    """How long until a condition holds, looked at all the time."""
-    began = time.monotonic()
-    while not reached():
-        assert time.monotonic() - began < patience, "it never came to that"
-    return time.monotonic() - began
-
-
-def work(seconds):
+def work(for_seconds):
     """What a batch does that takes so long: the time is the input of these tests."""
-    threading.Event().wait(seconds)
+    threading.Event().wait(for_seconds)
+
+
+class Stall:
+    """A process timeout that begins within a call: no sooner than the call, no later than its return."""
+
+    def __init__(self, call):
+        self._called_at = time.monotonic()
+        call()
+        self._returned_at = time.monotonic()
+
+    def ends_in_time(self, group, budget):
+        """The group is empty when the budget has passed since the call, and soon after it has since the return."""
+        wait_for(lambda: not group.members())
+        gone_at = time.monotonic()
+        assert gone_at - self._called_at >= budget
+        assert gone_at - self._returned_at <= budget + SLACK
 
 
 def whole_topic(consumer):
@@ -130,10 +149,10 @@ class Other:
 
 def test_a_stalled_member_leaves_at_its_process_timeout(group):
     """No later than a second after it, the coordinator no longer lists the member: LeaveGroup, on both protocols."""
-    with group.consumer(max_batch_seconds=2.0) as consumer:
-        whole_topic(consumer)
+    with group.consumer(max_batch_seconds=SHORT) as consumer:
+        stall = Stall(lambda: whole_topic(consumer))
         assert len(group.members()) == 1
-        assert 1.5 < seconds_until(lambda: not group.members()) <= 3.0
+        stall.ends_in_time(group, SHORT)
 
 
 def test_a_batch_may_take_longer_than_the_session(group):
@@ -148,11 +167,12 @@ def test_a_batch_may_take_longer_than_the_session(group):
 
 def test_after_expiry_a_commit_raises_and_the_next_poll_rejoins(group):
     """Nothing of the late batch is committed, not even by the new member that has the same offsets again."""
-    with group.consumer(max_batch_seconds=2.0) as consumer:
+    with group.consumer(max_batch_seconds=SHORT) as consumer:
         batch = whole_topic(consumer)
         before = group.members()
-        work(2.3)
-        with pytest.raises(FencedError, match=r"longer than its process timeout \(.* of 2 s\); nothing was committed"):
+        work(SHORT + 0.3)
+        late = rf"longer than its process timeout \(.* of {SHORT:g} s\); nothing was committed"
+        with pytest.raises(FencedError, match=late):
             consumer.commit(batch)
         again = whole_topic(consumer)
         assert again.ranges == batch.ranges
@@ -166,14 +186,17 @@ def test_after_expiry_a_commit_raises_and_the_next_poll_rejoins(group):
 
 def test_the_process_timeout_is_kept_during_a_rebalance(group):
     """A member that is stalled while another joins is out at its process timeout, and the other has it all."""
-    with group.consumer(max_batch_seconds=3.0) as stalled:
+    with group.consumer(max_batch_seconds=MIDDLE) as stalled:
+        called_at = time.monotonic()
         whole_topic(stalled)
-        began = time.monotonic()
+        returned_at = time.monotonic()
         with Other(group) as other:
-            seconds_until(lambda: len(group.members()) == 2)
-            seconds_until(lambda: len(group.members()) == 1)
-            assert 2.5 < time.monotonic() - began <= 4.0
-            seconds_until(lambda: [len(m.partitions) for m in group.members()] == [4])
+            wait_for(lambda: len(group.members()) == 2)
+            wait_for(lambda: len(group.members()) == 1)
+            gone_at = time.monotonic()
+            assert gone_at - called_at >= MIDDLE
+            assert gone_at - returned_at <= MIDDLE + SLACK
+            wait_for(lambda: [len(m.partitions) for m in group.members()] == [4])
         assert other.failed is None
 
 
@@ -182,11 +205,11 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
     with group.consumer() as first:
         batch = whole_topic(first)
         with Other(group) as other:
-            work(4.0)
+            work(2.5 * SESSION)
             assert other.got_after is None
             first.commit(batch)
-            seconds_until(lambda: first.poll(0.1) is not None or other.got_after is not None)
-            assert other.got_after > 4.0
+            wait_for(lambda: first.poll(0.1) is not None or other.got_after is not None)
+            assert other.got_after > 2.5 * SESSION
             assert first.jumped == []
         assert other.failed is None
     assert {offset for offset, _ in group.first_log().values()} == {50}
@@ -194,15 +217,15 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
 
 def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
     """Its own JoinGroup is answered when the slowest has come; the commit behind it passes then, and is no stall."""
-    with group.consumer() as busy, group.consumer(max_batch_seconds=6.0) as ready:
+    with group.consumer() as busy, group.consumer(max_batch_seconds=seconds(6.0)) as ready:
         with stepping(busy):
-            seconds_until(lambda: (step(ready), len(busy.assignment()) == len(ready.assignment()) == 2)[1])
+            wait_for(lambda: (step(ready), len(busy.assignment()) == len(ready.assignment()) == 2)[1])
         group.feed()  # they may have processed it all meanwhile
         with Other(group, max_poll_records=1) as third:
-            seconds_until(lambda: len(group.members()) == 3)
-            busy_until_then = threading.Timer(9.0, step, args=[busy])
+            wait_for(lambda: len(group.members()) == 3)
+            busy_until_then = threading.Timer(seconds(9.0), step, args=[busy])
             busy_until_then.start()
-            seconds_until(lambda: step(ready))
+            wait_for(lambda: step(ready))
             busy_until_then.join()
             assert ready.jumped == busy.jumped == []
         assert third.failed is None
@@ -213,22 +236,22 @@ def test_in_progress_mode_a_rebalance_does_not_wait(group):
     with group.consumer(membership=PROGRESS) as first:
         batch = whole_topic(first)
         with Other(group) as other:
-            seconds_until(lambda: other.got_after is not None, patience=15.0)
+            wait_for(lambda: other.got_after is not None)
             first.commit(batch)  # what it still owns; the rest is processed again by the other
-            seconds_until(lambda: {offset for offset, _ in group.first_log().values()} == {50})
+            wait_for(lambda: {offset for offset, _ in group.first_log().values()} == {50})
             assert first.jumped == []
         assert other.failed is None
 
 
 def test_in_progress_mode_a_batch_without_progress_is_thrown_out(group):
     """That the watchdog answers rebalances keeps no stalled batch in the group; heartbeats of the op do."""
-    with group.consumer(max_batch_seconds=2.0, membership=PROGRESS) as consumer:
+    with group.consumer(max_batch_seconds=SHORT, membership=PROGRESS) as consumer:
         batch = whole_topic(consumer)
         for _ in range(12):
-            work(0.3)
-            consumer.heartbeat()
+            work(0.15 * SHORT)
+            stall = Stall(consumer.heartbeat)
         assert len(group.members()) == 1
-        assert 1.5 < seconds_until(lambda: not group.members()) <= 3.0
+        stall.ends_in_time(group, SHORT)
         for refused in (consumer.heartbeat, lambda: consumer.commit(batch)):
             with pytest.raises(FencedError, match="longer than its process timeout"):
                 refused()
@@ -236,17 +259,17 @@ def test_in_progress_mode_a_batch_without_progress_is_thrown_out(group):
 
 def test_the_group_waits_for_the_larger_poll_interval(group):
     """KIP-62's test plan: with conflicting poll intervals nobody is thrown out before its own has passed."""
-    with group.consumer(max_batch_seconds=3.0) as quick, group.consumer(max_batch_seconds=20.0) as slow:
+    with group.consumer(max_batch_seconds=MIDDLE) as quick, group.consumer() as slow:
         whole_topic(quick)
-        seconds_until(lambda: (slow.poll(0.1), quick.poll(0.1)) and len(slow.assignment()) == len(quick.assignment()))
+        wait_for(lambda: (slow.poll(0.1), quick.poll(0.1)) and len(slow.assignment()) == len(quick.assignment()))
         before = {m.member_id for m in group.members()}
         with Other(group) as third:
-            work(2.5)
+            work(0.6 * MIDDLE)
             quick.poll(0.0)
-            work(2.5)  # longer than the quick one's interval since the third came, shorter than the slow one's
+            work(0.6 * MIDDLE)  # longer than the quick one's interval since the third came, shorter than the slow one's
             quick.poll(0.0)
             assert before <= {m.member_id for m in group.members()}
-            seconds_until(lambda: (slow.poll(0.1), quick.poll(0.1)) and third.got_after is not None)
+            wait_for(lambda: (slow.poll(0.1), quick.poll(0.1)) and third.got_after is not None)
             assert before <= {m.member_id for m in group.members()}
         assert third.failed is None
 
@@ -258,14 +281,14 @@ def test_manual_assignment_has_no_member_and_no_group_thread(group, services, pr
         raise ZeroDivisionError
     produce(services.bootstrap_servers, group.topic, 0, ["new"])
     with group.consumer(enable_parallel_rebalance=True) as live:
-        seconds_until(lambda: live.poll(0.1) or len(live.assignment()) == 4)
+        wait_for(lambda: live.poll(0.1) or len(live.assignment()) == 4)
         owed = live.owed(group.topic, 0)
-    with group.kafka.catch_up(group_id=group.group_id, ranges=owed, max_batch_seconds=2.0) as lane:
+    with group.kafka.catch_up(group_id=group.group_id, ranges=owed, max_batch_seconds=SHORT) as lane:
         batch = lane.poll()
         cluster = group.kafka.cluster()
         assert cluster.members(group.group_id) == cluster.members(f"{group.group_id}.catch-up") == ()
         assert "kafka-liveness-heartbeat" not in {thread.name for thread in threading.enumerate()}
-        work(2.3)
+        work(SHORT + 0.3)
         with pytest.raises(FencedError, match="longer than its process timeout"):
             lane.commit(batch)
         again = lane.poll()
@@ -278,7 +301,7 @@ def test_a_static_member_that_comes_back_in_time_moves_no_partitions(group):
     """KIP-345: a restart within the session keeps the partitions where they were; nothing is owed."""
     with group.consumer(membership=STATIC, max_poll_records=100) as first:
         first.commit(first.poll(PATIENCE))
-        seconds_until(lambda: len(first.assignment()) == 4)
+        wait_for(lambda: len(first.assignment()) == 4)
     with group.consumer(membership=STATIC, enable_parallel_rebalance=True) as again:
         assert sum(r.size for r in again.poll(PATIENCE).ranges) == 100
         assert again.jumped == []
@@ -291,16 +314,17 @@ def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
     assert {mark for _, mark in group.first_log().values()} == {Mark.RELEASED}
     assert len(group.members()) == 1
     with group.consumer() as other:
-        assert seconds_until(lambda: other.poll(0.1) or len(other.assignment()) == 4) < SESSION + 3
+        assert seconds_until(lambda: other.poll(0.1) or len(other.assignment()) == 4) < SESSION + 3 * SLACK
 
 
 def test_a_stalled_static_member_keeps_its_partitions_for_one_session_more(group):
     """Its process timeout ends the heartbeats and refuses its commit; the coordinator waits for the session."""
-    with group.consumer(max_batch_seconds=2.0, membership=STATIC) as static:
+    group.have_session(MIDDLE)
+    with group.consumer(max_batch_seconds=MIDDLE, membership=STATIC) as static:
         batch = whole_topic(static)
-        work(2.3)
+        work(MIDDLE + 0.3)
         assert len(group.members()) == 1
-        assert seconds_until(lambda: not group.members()) <= SESSION + 1.0
+        assert seconds_until(lambda: not group.members()) <= MIDDLE + SLACK
         with pytest.raises(FencedError, match="longer than its process timeout"):
             static.commit(batch)
         assert whole_topic(static).ranges == batch.ranges
@@ -314,11 +338,14 @@ def test_two_consumers_with_one_instance_id_end_with_a_named_error(group):
     ):
         batch = whole_topic(first)
         out, stays = (first, second) if group.protocol == "classic" else (second, first)
+
+        def both_poll():
+            for one in (second, out):
+                one.poll(0.1)
+
         with pytest.raises(FencedError, match=r"same group\.instance\.id.*of its own"):
-            while True:
-                second.poll(0.1)
-                out.poll(0.1)
-        seconds_until(lambda: stays.poll(0.1) or len(stays.assignment()) == 4)
+            wait_for(both_poll, what="one of them is refused")
+        wait_for(lambda: stays.poll(0.1) or len(stays.assignment()) == 4)
         if stays is first:
             first.commit(batch)
         else:
@@ -333,5 +360,5 @@ def test_the_brokers_session_is_not_a_members_to_set(group):
         return
     assert group.consumer().timeouts.session_ms == SESSION * 1000
     theirs = group.kafka.model_copy(update={"session_timeout_seconds": 10.0})
-    with pytest.raises(InvalidSettingError, match=r"1,500.*kafka-configs"):
+    with pytest.raises(InvalidSettingError, match=rf"{SESSION * 1000:,.0f}.*kafka-configs"):
         theirs.consumer(topics=[group.topic], group_id=group.group_id)

@@ -20,9 +20,9 @@ from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.maintenance import Maintenance
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.waiting import wait_for
 from tests.world.live_runs import LiveRuns
 from tests.world.silent_proxy import SilentProxy
-from tests.world.stories import wait_for
 
 DEFAULT, BY_DAY = Layout(), Layout(partition_by=("days(placed_at)",))
 PORT = re.compile(r":(\d+)")

@@ -16,8 +16,8 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._serdes import serialize_value
 
 import kafka_liveness_dagster as kl
+from tests.waiting import wait_for
 from tests.world.live_runs import SIZE, LiveRuns
-from tests.world.stories import wait_for
 
 ORDERS = dg.AssetKey("orders")
 

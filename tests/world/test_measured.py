@@ -17,7 +17,7 @@ from kafka_liveness_dagster.embedded.ports import free_port
 from kafka_liveness_dagster.telemetry import metrics
 from kafka_liveness_dagster.telemetry.metrics import METRICS
 from tests.receiver import over_http, plain
-from tests.world.stories import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "kafka-liveness.json").read_text(encoding="utf-8"))

@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
 from kafka_liveness_dagster.core.run_marks import run_mark
+from tests.waiting import wait_for
 from tests.world.power_loss import DagsterDev, pipeline
-from tests.world.stories import wait_for
 
 PATIENCE = 300.0  # seconds, of a machine that does a lot besides
 
@@ -44,10 +44,7 @@ def fresh(dev, services, produce, rows):
             with suppress(NoSuchTableError):
                 return any(row["offset"] >= since for row in rows(dev.table))
 
-        try:
-            wait_for(look, PATIENCE)
-        except AssertionError:
-            pytest.fail(f"no fresh row in {PATIENCE:g} s:\n{dev.said()}")
+        wait_for(look, PATIENCE, what="a fresh row", details=dev.said)
         return produced[0]
 
     return until_fresh

@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.session import end
+from tests.timeouts import connect
 from tests.world import foreign_reader
 from tests.world.long_past import BACKFILLED, BEFORE, NOW, PARTITIONS, LongPast, written_twice
 from tests.world.readers import Environment
@@ -39,7 +40,7 @@ def past(services, warm_spark, produce):
     """All that happened to one group."""
     topic = f"orders-{uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
-    admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(20)
+    admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result()
     with dg.DagsterInstance.ephemeral() as instance:
         past = LongPast(services, topic, produce, instance)
         past.happens()

@@ -17,7 +17,9 @@ WORKER = """
 import sys
 import dagster as dg
 import kafka_liveness_dagster as kl
+from tests.timeouts import be_patient, seconds
 
+be_patient()
 topic, group, table, servers, remote = sys.argv[1:]
 
 def told(stages, inflight_tasks, operation_id, done):
@@ -32,7 +34,7 @@ def orders(batch):
     return batch.selectExpr("topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by")
 
 resources = {
-    "kafka": kl.KafkaLivenessResource(bootstrap_servers=servers, session_timeout_seconds=2),
+    "kafka": kl.KafkaLivenessResource(bootstrap_servers=servers, session_timeout_seconds=seconds(2)),
     "spark": kl.SparkConnectResource(remote=remote),
 }
 defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))
@@ -56,7 +58,7 @@ def orders_asset(topic, group, table, services):
     def orders(batch):
         return batch.selectExpr("topic", "partition", "offset", "'alive' AS written_by")
 
-    kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=2)
+    kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=30)
     resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
     return orders, dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources)), kafka
 

@@ -8,8 +8,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import kafka_liveness_dagster as kl
 from tests.chaos.services import Broker
 from tests.timeouts import set_timeouts
-from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on
-from tests.world.stories import wait_for
+from tests.waiting import wait_for
+from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     """Four batches of data, and a table without rows."""
     direct, topic = f"127.0.0.1:{broker.port}", f"orders-{table.split('.')[1]}"
     admin = AdminClient({"bootstrap.servers": direct, "log_level": 0})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=20)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     produce(direct, topic, 0, map(str, range(4 * SIZE)))
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     found = Lonely(services, topic, table, tmp_path, services.spark_remote)
@@ -50,7 +50,7 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
 def test_in_the_middle_of_a_batch(lonely, broker, spark, rows):
     """The batch is written and cannot be committed: librdkafka never comes back from the commit."""
     with lonely.start() as run:
-        wait_for(lambda: lonely.is_busy(spark), START)
+        wait_for(lambda: lonely.is_busy(spark), what="Spark has reached a row of the run", details=run.shown)
         broker.proxy.fall_silent()
         before = lonely.committed()  # the batch may have landed while Spark was asked; then it is the next one
         ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
@@ -62,7 +62,7 @@ def test_in_the_middle_of_a_batch(lonely, broker, spark, rows):
 def test_while_it_waits_for_data(lonely, broker, rows):
     """Nothing is under way: the next look does not come back."""
     with lonely.start(slow=False, idle_seconds=60) as run:
-        wait_for(lambda: lonely.committed() == 4 * SIZE, START)
+        wait_for(lambda: lonely.committed() == 4 * SIZE, what="all is committed", details=run.shown)
         broker.proxy.fall_silent()
         ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
     broker.proxy.talk()

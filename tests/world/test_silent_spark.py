@@ -8,9 +8,9 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-from tests.world.lonely import AFTER, BUDGET, SIZE, START, Lonely, ends, goes_on, slowness
+from tests.waiting import wait_for
+from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on, slowness
 from tests.world.silent_proxy import SilentProxy
-from tests.world.stories import wait_for
 
 PORT = re.compile(r":(\d+)")
 
@@ -18,7 +18,7 @@ PORT = re.compile(r":(\d+)")
 def in_the_middle_of_a_batch(lonely, proxy, spark, rows, *, in_flight):
     """Spark works and is heard no more: fenced at its budget, given up soon after it, nothing of it committed."""
     with lonely.start(batching={"in_flight": in_flight}) as run:
-        wait_for(lambda: lonely.is_busy(spark), START)
+        wait_for(lambda: lonely.is_busy(spark), what="Spark has reached a row of the run", details=run.shown)
         proxy.fall_silent()
         told = ends(run, error="SparkSilentError", within=BUDGET + AFTER)
     assert str(proxy.port) in told
@@ -44,7 +44,7 @@ def in_the_analysis(lonely, proxy, spark, rows):
 def before_the_first_connection(lonely, proxy, spark, rows):
     """It is connected to, and says nothing."""
     proxy.fall_silent()
-    with lonely.start(pauses_in="start") as run:
+    with lonely.start(pauses_in="start", is_patient=False) as run:
         run.said("start")
         run.go_on()
         ends(run, error="SparkUnreachableError", within=BUDGET + AFTER)
@@ -55,7 +55,7 @@ def before_the_first_connection(lonely, proxy, spark, rows):
 def while_the_run_stops(lonely, proxy, spark, rows):
     """All is committed, and the session cannot be ended: the run was good, and so it is told."""
     with lonely.start(slow=False, idle_seconds=3.0) as run:
-        wait_for(lambda: lonely.committed() == 4 * SIZE, START)
+        wait_for(lambda: lonely.committed() == 4 * SIZE, what="all is committed", details=run.shown)
         proxy.fall_silent()
         said, seconds = run.end()
     assert said == {"success": True}
@@ -67,7 +67,7 @@ def while_the_run_stops(lonely, proxy, spark, rows):
 def terminate(lonely, proxy, spark, rows):
     """The button in the UI ends a run that hears nothing, however large its budget is."""
     with lonely.start(max_batch_seconds=300) as run:
-        wait_for(lambda: lonely.is_busy(spark), START)
+        wait_for(lambda: lonely.is_busy(spark), what="Spark has reached a row of the run", details=run.shown)
         proxy.fall_silent()
         run.terminate(lonely.home)
         _, seconds = run.end()

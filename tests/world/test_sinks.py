@@ -18,12 +18,13 @@ from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.inside import OUTSIDE
-from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.source import read
+from tests.timeouts import connect
+from tests.waiting import wait_for
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
-SECONDS = 120
+SECONDS = 300
 
 
 HALF_A_MODULE = """<project><modelVersion>4.0.0</modelVersion>
@@ -210,7 +211,7 @@ def test_delta_refuses_who_began_before_another_committed(delta, services, make_
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first)
         try:
-            assert at_work.wait(SECONDS)
+            wait_for(lambda: at_work.is_set() or done.done())
             delta.put([second], lambda: lines(delta.spark, second, by="second"))
         finally:
             produce(services.bootstrap_servers, topic, 0, map(str, range(9)))

@@ -17,9 +17,9 @@ from kafka_liveness_dagster.spark.failed import is_missing
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.inside import inside
 from kafka_liveness_dagster.spark.line import Line
-from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.timeouts import connect
 
 
 def orders(start, end, partition=3):
@@ -270,7 +270,7 @@ def test_two_writers_at_the_same_moment(services, table, rows):
 
     def go(by):
         session = connect(services.spark_remote)
-        ready.wait(20)
+        ready.wait(180)
         done = [put(session, table, orders(100 * n, 100 * n + 50), by=by) for n in range(3)]
         session.stop()
         return done

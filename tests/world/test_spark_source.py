@@ -14,7 +14,7 @@ from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, SMALL, parallelism, read
 from tests.conftest import SPARK_SLOTS
-from tests.world.stories import wait_for
+from tests.waiting import wait_for
 
 
 def _offsets(frame):
@@ -106,7 +106,7 @@ def test_expired_data_is_an_error_and_never_a_gap(spark, services, orders):
     topic, kafka = orders
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(topic, 0, 80)]).values():
-        future.result(timeout=20)
+        future.result()
     with pytest.raises(Exception, match=r"(?i)fail.*data|data.*lost|out of range"):
         read(spark, [OffsetRange(topic, 0, 70, 120)], kafka).collect()
 
@@ -117,12 +117,12 @@ def test_aborted_records_are_not_read(spark, services, make_topic):
 
     topic = make_topic()
     producer = Producer({"bootstrap.servers": services.bootstrap_servers, "transactional.id": topic})
-    producer.init_transactions(20)
+    producer.init_transactions(120)
     for keep in (True, False):
         producer.begin_transaction()
         producer.produce(topic, b"kept" if keep else b"aborted", partition=0)
-        producer.flush(20)
-        (producer.commit_transaction if keep else producer.abort_transaction)(20)
+        producer.flush(120)
+        (producer.commit_transaction if keep else producer.abort_transaction)(120)
     frame = read(spark, [OffsetRange(topic, 0, 0, 4)], {"kafka.bootstrap.servers": services.bootstrap_servers})
     assert [row["value"] for row in frame.collect()] == [b"kept"]
 

@@ -21,7 +21,7 @@ def behind(services, make_topic):
     for second in range(10):
         producer.produce(topic, b"", partition=0, timestamp=THEN + 1_000 * second)
     producer.produce(topic, b"", partition=1, timestamp=THEN)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     cluster = Cluster(KafkaSettings(services.bootstrap_servers))
 
     def ask(*positions):
@@ -55,7 +55,7 @@ def test_each_partition_is_heard_though_the_brokers_answers_are_full(services, m
         for partition in range(8):
             at = THEN + 1_000 * (0 if (second, partition) == (0, worst) else 1 + second)
             producer.produce(topic, bytes(2_000), partition=partition, timestamp=at)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     cluster = Cluster(KafkaSettings(services.bootstrap_servers))
     at = {TopicPartition(topic, partition): 1 for partition in range(8)}
     assert seconds_behind(cluster, "etl", at, dict.fromkeys(at, 1_000)) == 1_000.0
@@ -65,11 +65,11 @@ def test_a_transactions_marker_has_no_time(services, make_topic):
     """The record behind it stands for it."""
     topic = make_topic(1)
     producer = Producer({"bootstrap.servers": services.bootstrap_servers, "transactional.id": topic})
-    producer.init_transactions(20)
+    producer.init_transactions(120)
     for second in (0, 5, 9):
         producer.begin_transaction()
         producer.produce(topic, b"", partition=0, timestamp=THEN + 1_000 * second)
-        producer.commit_transaction(20)
+        producer.commit_transaction(120)
     cluster, at = Cluster(KafkaSettings(services.bootstrap_servers)), TopicPartition(topic, 0)
     assert cluster.log_bounds([at])[at] == (0, 6)
     first, marker, done = (seconds_behind(cluster, "etl", {at: position}, {at: 6}) for position in (1, 2, 6))

@@ -44,7 +44,7 @@ def records(services, topic, count):
     consumer.assign([KafkaTopicPartition(topic, partition, 0) for partition in range(4)])
     found = {}
     for _ in range(count):
-        message = consumer.poll(20)
+        message = consumer.poll(120)
         found.setdefault(message.partition(), []).append((message.key(), message.value()))
     assert consumer.poll(0.5) is None, "no more than that"
     consumer.close()

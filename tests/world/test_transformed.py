@@ -17,9 +17,9 @@ from kafka_liveness_dagster.spark.errors import (
 )
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.job import SparkJob
-from kafka_liveness_dagster.spark.session import connect
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.transformed import Transformed
+from tests.timeouts import connect
 
 LONG_MAX = 2**63 - 1
 LAST_OF_SPARK = LONG_MAX // 1000  # milliseconds; Spark counts microseconds
@@ -153,7 +153,7 @@ def timestamps(services, make_topic):
         for partition, times in by_partition.items():
             for ms in times:
                 producer.produce(topic, b"x", partition=partition, timestamp=ms)
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
         return topic
 
     return produce

@@ -13,8 +13,8 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.described import described
 from kafka_liveness_dagster.spark.errors import TransformError
+from tests.waiting import PATIENCE, wait_for
 from tests.world.live_runs import SIZE, LiveRuns
-from tests.world.stories import wait_for
 
 
 class SecondBatchError(Exception):
@@ -106,7 +106,7 @@ def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
 
     def second_member():
         wait_for(found.committed)
-        with found.kafka.consumer(topics=[found.topic], group_id=found.group, max_batch_seconds=60) as other:
+        with found.kafka.consumer(topics=[found.topic], group_id=found.group, max_batch_seconds=600) as other:
             [first] = wait_for(lambda: other.poll(1.0)).ranges
             given.set()
             return first.start, len([row for row in rows(found.table) if row["partition"] == first.partition])
@@ -137,7 +137,7 @@ def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
     """It joins beside a member in the middle of a long batch, is given nothing yet, and waits instead of ending."""
     found = world(1, partitions=2, protocol=protocol)
     with found.kafka.consumer(
-        topics=[found.topic], group_id=found.group, max_batch_seconds=60, max_poll_records=1
+        topics=[found.topic], group_id=found.group, max_batch_seconds=600, max_poll_records=1
     ) as holder:
         wait_for(lambda: holder.poll(0.1) is not None or len(holder.assignment()) == 2)
         ended, waits = threading.Event(), threading.Event()
@@ -185,7 +185,7 @@ def test_batches_go_on_while_the_table_is_asked_what_it_has(world, rows, spark):
         return found.rows_of(batch)
 
     def describe(*known):
-        asked.append(third.wait(20))
+        asked.append(third.wait(PATIENCE))
         return described(*known)
 
     with patch("kafka_liveness_dagster.spark.described.described", describe):

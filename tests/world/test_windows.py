@@ -41,7 +41,7 @@ class Hourly(Forgetful):
             at = 1000 * (self.begin + minute * MINUTE)
             producer.produce(self.topic, str(self.log_end).encode(), partition=partition, timestamp=round(at))
             self.log_end += partition == 0
-        assert producer.flush(20) == 0
+        assert producer.flush(120) == 0
         return producer
 
     def grow_to(self, log_end, life=""):
@@ -180,7 +180,7 @@ def test_an_open_transaction_may_be_of_the_hour(world):
     open_one = world.produce_at(40, **{"transactional.id": world.name})
     assert world.live() is None
     assert world.told() == {}
-    open_one.commit_transaction(20)
+    open_one.commit_transaction(120)
     world.log_end += 1  # its marker
     assert world.live() is None
     assert {hour: told["offsets"].value for hour, told in world.told().items() if hour == 0} == {0: 31}, (
@@ -192,7 +192,7 @@ def test_partitions_without_records_hold_nobody_up(world):
     """Nor do those that are added, until there is something in them."""
     world.grow_to(70)
     assert world.live() is None
-    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(timeout=20)
+    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
     assert sorted(world.told()) == [0, 1, 2], "all that is over is known"
     assert world.late(0) == []
 
@@ -200,7 +200,7 @@ def test_partitions_without_records_hold_nobody_up(world):
 def test_a_record_in_an_added_partition_is_waited_for(world):
     world.grow_to(70)
     assert world.live() is None
-    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(timeout=20)
+    world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
     world.produce_at(5, partition=1)
     assert world.told() == {}
     assert world.waits().endswith(f"waits for 1 offsets of {world.topic}:1")

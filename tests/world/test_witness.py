@@ -18,9 +18,9 @@ from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.runs.tags import FENCED_TAG
+from tests.waiting import wait_for
 from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
-from tests.world.stories import wait_for
 
 on_both_protocols = pytest.mark.parametrize("forgetful", ["classic", "consumer"], indirect=True)
 """Where the broker's group is what forgets; a table forgets the same under either."""
@@ -32,7 +32,7 @@ def forgetful(request, services, produce, warm_spark, make_group):
     rows, protocol = request.getfixturevalue("rows"), getattr(request, "param", "classic")
 
     def make(**settings):
-        group = make_group(1.5, 0.5) if protocol == "consumer" else None
+        group = make_group(30, 0.5) if protocol == "consumer" else None
         return Forgetful(services, produce, rows, warm_spark, protocol=protocol, group=group, **settings)
 
     return make
@@ -425,7 +425,7 @@ def test_the_second_log_is_committed_anew_under_a_live_member(forgetful):
     world.grow_to(10)
     with world.kafka.consumer(topics=[world.topic], group_id=world.group) as consumer:
         consumer.settings = replace(consumer.settings, renew_seconds=0.0)
-        consumer.commit(consumer.poll(20.0))
+        consumer.commit(consumer.poll(120))
         before = world.second_log()
         world.delete_offsets(of_second_log=True)
         assert world.second_log() is None
@@ -467,11 +467,11 @@ def test_a_quarantined_offset_is_not_lost_to_a_second_log_of_an_earlier_life(for
     world.stranger_commits(200, "kl1 done", of_second_log=True)
     live = {"topics": [world.topic], "group_id": world.group, "max_poll_records": 20}
     with world.kafka.consumer(**live) as consumer:
-        consumer.commit(consumer.poll(20.0))
+        consumer.commit(consumer.poll(120))
     poison = kl.OffsetRange(world.topic, 0, 20, 21)
     with world.kafka.consumer(**live) as consumer:
         consumer.quarantine(poison)
-        batch = consumer.poll(20.0)
+        batch = consumer.poll(120)
         assert batch.ranges[0].start == 21
         consumer.commit(batch)
     assert world.owed() == [(20, 21)]
