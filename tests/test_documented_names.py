@@ -96,9 +96,9 @@ def defined(path):
 
 @pytest.fixture(scope="module")
 def code():
-    """All classes, and all names, of the repository; a module and a folder are names too."""
+    """All classes, and all names, of the folders that the pages describe; a module and a folder are names too."""
     classes, names = set(), set()
-    for path in chain.from_iterable((ROOT / folder).rglob("*.py") for folder in FOLDERS):
+    for path in chain(ROOT.glob("tests/*.py"), *((ROOT / folder).rglob("*.py") for folder in FOLDERS)):
         of_classes, of_all = defined(path)
         classes |= of_classes
         names |= of_all | set(path.relative_to(ROOT).with_suffix("").parts)
