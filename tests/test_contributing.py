@@ -45,9 +45,14 @@ def parsed(command):
     return settings, words[0].removeprefix(".venv/bin/"), words[1:]
 
 
+def is_path(word):
+    """Return whether a word of a command of pytest names tests."""
+    return word.startswith("tests/")
+
+
 def is_quick(settings, words):
     """Return whether a command of pytest takes a moment: tests of the core by their file, or one history."""
-    paths = [word for word in words if word.startswith("tests/")]
+    paths = [word for word in words if is_path(word)]
     is_core = bool(paths) and all(re.match(r"tests/core/\w+\.py", path) for path in paths)
     return is_core or settings.get("SIMULATION_SEEDS", "").isdigit()
 
@@ -61,10 +66,10 @@ def for_one_process(command):
             return settings, [module, *arguments]
         if arguments == ["…"]:
             return settings, ["pytest", "--version"]
-        assert any(word.startswith("tests/") for word in arguments), f"all tests would run: {command}"
+        assert any(map(is_path, arguments)), f"all tests would run: {command}"
         return settings, ["pytest", *arguments, *(["--run"] if is_quick(settings, arguments) else [])]
-    if program == "make" and (arguments := made(words)[1].get("ARGS")):
-        return settings, ["pytest", *shlex.split(arguments)]
+    if program == "make" and (arguments := shlex.split(made(words)[1].get("ARGS", ""))):
+        return settings, ["pytest", *(arguments if any(map(is_path, arguments)) else ["--help"])]
     return None
 
 
@@ -118,18 +123,20 @@ def check_pytest(arguments, outcome):
     """The command selects tests, and each word behind ``-k`` is a word of a selected test's name."""
     code, selected, output = outcome
     assert code == 0, output
-    if arguments == ["…"]:
+    if not any(map(is_path, arguments)):  # the command shows options, or dots for any path
+        assert {word for word in arguments if word.startswith("--")} <= set(OPTION.findall(output))
         return
     assert selected, output
     names = " ".join(name.rpartition("::")[2] for name in selected)
-    words = re.findall(r"[a-z]+", arguments[arguments.index("-k") + 1]) if "-k" in arguments else []
+    words = re.findall(r"\w+", arguments[arguments.index("-k") + 1]) if "-k" in arguments else []
+    words = [word for word in words if word not in {"and", "or", "not"}]
     assert [word for word in words if not re.search(rf"(?<![a-z]){word}(?![a-z])", names)] == []
 
 
 def check_settings(settings):
     """The tests read each variable of the environment that a command sets."""
-    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/*/*.py"))
-    assert [name for name in settings if f'environ.get("{name}"' not in sources] == []
+    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/*.py") if path != Path(__file__))
+    assert [name for name in settings if f'"{name}"' not in sources] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -169,6 +176,8 @@ def test_all_tests_are_never_started():
     assert "--run" not in for_one_process("SIMULATION_SEEDS=7-9 python -m pytest tests/simulation")[1]
     assert "--run" not in for_one_process("python -m pytest tests/core")[1]
     assert "--run" not in for_one_process('make test ARGS="tests/core/test_names.py"')[1]
+    assert for_one_process("make test ARGS=--lf") == ({}, ["pytest", "--help"])
+    assert for_one_process("make test") is None
 
 
 @pytest.mark.parametrize(
