@@ -47,7 +47,7 @@ class Pipeline:
         most_records: at most so many offsets in a batch; ``auto``: their number follows what they take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
-        in_flight: how many batches may be on their way into the table at a time.
+        most_in_flight: the largest number of batches that are written to the table at the same time.
         witness: says what is there; None for a sink that does not.
         layout: how the table is laid out and committed to.
         most_bytes: what a batch's records may weigh, as far as those before it tell.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError, model_validator
 
@@ -13,9 +13,9 @@ from kafka_liveness_dagster.core.run_marks import is_run_mark
 from kafka_liveness_dagster.core.watch import MAX_ABSENT, Memory, Remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from kafka_liveness_dagster.sensor.windows import ToldWindows
+    import dagster as dg
 
 _FIRST_REASONS = (  # in the order of the first versions, which stored the place of a reason in it
     "graceful",
@@ -58,6 +58,25 @@ class _FirstForm(BaseModel):
         return fields
 
 
+class ToldWindows(NamedTuple):
+    """What a tick tells of windows.
+
+    Attributes:
+        told_to: the end of the last window that was dealt with, in seconds since the epoch; 0 before the first.
+        watched: since when the group is at work and looked at, likewise; 0 while it is not.
+        late_seen: the last event of late records that was dealt with.
+        identity: of the windows that this is about.
+        said: how far the windows are, and what the next one waits for.
+    """
+
+    events: Sequence[dg.AssetMaterialization] = ()
+    told_to: float = 0.0
+    watched: float = 0.0
+    late_seen: int = 0
+    identity: str = ""
+    said: str = ""
+
+
 class GroupCursor(BaseModel, frozen=True):
     """Stored with every tick, so it stays at about 2 kB.
 
@@ -70,7 +89,7 @@ class GroupCursor(BaseModel, frozen=True):
         judged_of: the number of the last materialization before that.
         owed: which ranges were owed when Dagster was asked last which of them have partitions, as a number; 0 for none.
         told_to: the end of the last window of time that was dealt with, in seconds since the epoch; this and the next
-            three are ``sensor.windows.ToldWindows``'s.
+            three are those of ``ToldWindows``.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
         runs: names of its members by their keys, and so are the next two.
         elsewhere: those that are runs of another Dagster instance.

@@ -17,7 +17,7 @@ from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, range_of
 from kafka_liveness_dagster.core.watch import changes
 from kafka_liveness_dagster.sensor.checks import are_forgotten, news
-from kafka_liveness_dagster.sensor.cursor import GroupCursor
+from kafka_liveness_dagster.sensor.cursor import GroupCursor, ToldWindows
 from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
 from kafka_liveness_dagster.sensor.hooks import EventHook
 from kafka_liveness_dagster.sensor.look import GroupLook
@@ -26,7 +26,7 @@ from kafka_liveness_dagster.sensor.run_requests import RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_look import TableLook
 from kafka_liveness_dagster.sensor.vigil import keep_vigil
-from kafka_liveness_dagster.sensor.windows import ToldWindows, WindowWatch
+from kafka_liveness_dagster.sensor.windows import WindowWatch
 from kafka_liveness_dagster.settings.declared import checked
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
 from kafka_liveness_dagster.telemetry.exporters import set_up

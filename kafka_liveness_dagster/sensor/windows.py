@@ -8,17 +8,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from kafka_liveness_dagster.core.completeness import Completeness, JudgedWindow, all_done, judged
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_ranges, number, window_metadata
+from kafka_liveness_dagster.sensor.cursor import ToldWindows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.sensor.cursor import GroupCursor
     from kafka_liveness_dagster.sensor.look import GroupLook
@@ -26,25 +25,6 @@ if TYPE_CHECKING:
 
 _MOST = 100  # of one tick: each is a row, and two requests
 _MOST_SECONDS = 10.0  # of a tick, of which Dagster ends one that takes 60
-
-
-class ToldWindows(NamedTuple):
-    """What a tick tells of windows.
-
-    Attributes:
-        told_to: the end of the last window that was dealt with, in seconds since the epoch; 0 before the first.
-        watched: since when the group is at work and looked at, likewise; 0 while it is not.
-        late_seen: the last event of late records that was dealt with.
-        identity: of the windows that this is about.
-        said: how far the windows are, and what the next one waits for.
-    """
-
-    events: Sequence[dg.AssetMaterialization] = ()
-    told_to: float = 0.0
-    watched: float = 0.0
-    late_seen: int = 0
-    identity: str = ""
-    said: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,12 @@
-"""How are a batch's rows written so that writing them again changes nothing? By replacing their offset range.
+"""Replace the rows of a batch's offset ranges in an Iceberg table, so that a repeated write changes nothing.
 
-One commit replaces everything the table holds of the ranges, and is refused when somebody else wrote to them
-after the snapshot it started from. So a replay replaces itself, writers of disjoint ranges do not meet, and what a
-dead client still has in flight cannot overwrite its successor. A catalog that does not say whether it took a commit is
-asked for the snapshot; where it is not there, the batch is written again.
+One commit replaces all rows that the table holds of the ranges. The commit is refused if another writer changed rows of
+these ranges after the snapshot from which the write started. So a replay replaces its own rows, writers of disjoint
+ranges do not conflict, and a late write of a dead client cannot overwrite rows of its successor. ``Attempt`` writes the
+batch once; ``TableWrite`` decides whether to try again. After a commit without an answer, the catalog is queried for
+the snapshot; the batch is written again if the snapshot is missing.
 
-Never appends, and never commits to Kafka.
+Never appends rows of offsets that the table holds, and never commits to Kafka.
 """
 
 from __future__ import annotations
@@ -13,28 +14,35 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
-from kafka_liveness_dagster.spark.attempt import Attempt
+from kafka_liveness_dagster.failpoints import Failpoint, failpoint
+from kafka_liveness_dagster.spark import schema, snapshots
+from kafka_liveness_dagster.spark.counting import count_rows, rows_of
 from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
+from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
+from kafka_liveness_dagster.spark.inside import inside
 from kafka_liveness_dagster.spark.keepers import unwritten
-from kafka_liveness_dagster.spark.ranges import names
+from kafka_liveness_dagster.spark.ranges import condition, layers, merged, names, whole_files, without
 from kafka_liveness_dagster.spark.table import IcebergTable
 from kafka_liveness_dagster.spark.transformed import Transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.ledger import TableLedger
+    from kafka_liveness_dagster.spark.table import Shape
 
 _PAUSE_SECONDS = 0.5  # before the first of the attempts that follow a lost answer; twice as long before each other
+_WHOLE_FILES_TRIED = 2  # by then another writer has had two chances to put a file there
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
@@ -203,3 +211,111 @@ class TableWrite:
             "of the batch or nothing, no offset of it was committed, and it comes again; mend the transform or what "
             "the reason names, the server's log has the rest"
         )
+
+
+@dataclass
+class Attempt:
+    """One attempt to write a batch to the table as the table is now: read its state, make the frame, write, check.
+
+    Attributes:
+        of: the write that this attempt belongs to; the write alone begins the next one.
+        cuts: how many attempts before were refused because the ranges cut through files.
+        is_taken: whether the table has rows of these offsets, so that they cannot be appended.
+        name: what its snapshot is called in its summary.
+    """
+
+    of: TableWrite
+    cuts: int = 0
+    is_taken: bool = False
+    name: str = field(default_factory=lambda: uuid4().hex)
+    _is_new: bool = False
+
+    def prepare(self) -> Callable[[], int]:
+        """Prepare to replace the ranges as seen from the snapshot of now; gives what does it, and counts its rows."""
+        of = self.of
+        table, session, ranges = of.table, of.session, of.ranges
+        of.may_go_on()
+        shape = table.shape(session)
+        self._is_new = shape is None
+        snapshot_id = None if shape is None else table.snapshot_id(session)
+        summary = {"kafka-liveness.ranges": names(ranges)}
+        if of.ledger is not None:
+            summary = of.ledger.properties(session, snapshot_id, ranges)
+        summary = {**summary, snapshots.ATTEMPT: self.name}
+        of.may_replace()
+        of.may_go_on()
+        frame = of.make_frame()
+        check_rows(frame, f"the rows for {table.name}")
+        of.may_go_on()
+        if shape is None:
+            return self._created(frame, summary)
+        found = fit(frame, shape.columns, table.name)
+        frame = inside(schema.widened(frame, found.lacking), ranges)
+        written, counted = count_rows(frame)
+        replaced: tuple[OffsetRange, ...] | None = merged(ranges)
+        if self.cuts and snapshot_id is not None:
+            of.may_go_on()
+            written, replaced = self._with_survivors(written, snapshot_id, shape)
+        if found.new or found.wider:
+            schema.rehearse(table, frame, found, shape.columns)
+            of.may_go_on()
+            schema.evolve(table, session, found)
+        merge = snapshots.Merge(written, table, ranges, summary, of.may_go_on)
+
+        def execute() -> int:
+            of.may_go_on()
+            if of.layout.snapshots == "append" and not self.is_taken:
+                if not frame.isEmpty():
+                    merge.append()
+                    return self._landed(counted)
+                if table.count(session, ranges) == 0:
+                    snapshots.append_nothing(frame, table, summary)
+                    return self._landed(counted)
+            if replaced is None:
+                merge.replace()
+            else:
+                fans_out = shape.is_by_kafka_partition and schema.may_fan_out(replaced)
+                snapshots.overwrite(written, table, snapshot_id, replaced, summary, fans_out=fans_out)
+            return self._landed(counted)
+
+        return execute
+
+    def rows_if_landed(self) -> int | None:
+        """When nobody said whether it was taken: how many rows the table has of it, None when it is not there."""
+        of = self.of
+        if not snapshots.has_landed(of.session, of.table, self.name):
+            return None
+        if self._is_new:
+            schema.keep_sorted(of.table, of.session, of.layout)
+        failpoint(Failpoint.AFTER_TABLE_COMMIT)
+        return of.table.count(of.session, of.ranges)
+
+    def _with_survivors(
+        self, written: DataFrame, snapshot_id: int, shape: Shape
+    ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
+        """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
+
+        None where files may have offsets of several partitions, so that no ranges tell them from others: by the table's
+        partitions, or by those of before, which some of its files still have.
+        """
+        of = self.of
+        if self.cuts > _WHOLE_FILES_TRIED or not shape.is_by_kafka_partition:
+            return written, None
+        replaced = whole_files(of.ranges, of.table.files(of.session, snapshot_id, of.ranges))
+        for side in layers(without(replaced, of.ranges)):  # apart, so that no new file spans the batch again
+            survivors = of.table.at(of.session, snapshot_id).where(condition(side))
+            written = written.unionByName(survivors, allowMissingColumns=True)
+        return written, replaced
+
+    def _created(self, frame: DataFrame, summary: Mapping[str, str]) -> Callable[[], int]:
+        """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
+        of = self.of
+        check_new(frame.schema.fields, of.table.name)
+        written, counted = count_rows(inside(frame, of.ranges))
+        schema.create(of.table, written, of.ranges, summary, of.layout)
+        schema.keep_sorted(of.table, of.session, of.layout)
+        return lambda: self._landed(counted)
+
+    def _landed(self, counted: Observation) -> int:
+        failpoint(Failpoint.AFTER_TABLE_COMMIT)
+        return rows_of(counted, self.of.session, self.of.table, self.of.ranges)

@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core.fairness import (
     TURNS_FROM,
     Batch,
     Rotation,
+    Wanted,
     fair_share,
     first_offsets,
     greedy_share,
@@ -244,3 +245,19 @@ def test_what_is_not_committed_is_dealt_again_as_it_was():
     rotation.planned = B
     rotation.deal_again()
     assert rotation.planned == A
+
+
+@pytest.mark.parametrize(
+    ("records", "seconds", "is_met"),
+    [
+        pytest.param(0, 99.0, False, id="nothing waits"),
+        pytest.param(120, 59.0, False, id="few, and not for long"),
+        pytest.param(120, 60.0, True, id="few, for long enough"),
+        pytest.param(500, 0.0, True, id="enough at once"),
+    ],
+)
+def test_a_batch_waits_for_records_until_its_time_is_over(records, seconds, is_met):
+    """Small batches cost a snapshot each, so a batch may wait; without a time it waits for its number alone."""
+    assert Wanted(500, min_records=500, max_wait_seconds=60.0).is_met(records, seconds) is is_met
+    assert Wanted(500, min_records=500).is_met(records, seconds) is (records >= 500)
+    assert Wanted(500).is_met(records, seconds) is (records > 0)

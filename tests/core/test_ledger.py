@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Snapshot, chain, is_set_back, lineage, read
+from kafka_liveness_dagster.core.ledger import Snapshot, chain, goes_on, is_set_back, lineage, read
 from kafka_liveness_dagster.core.ledger_text import LONG, LedgerError, decode, encode
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
 
@@ -234,3 +234,11 @@ def test_a_chain_names_the_parent_that_is_expired():
     assert chain(table(Snapshot(2, 1), Snapshot(1, None)), 2) == (2, 1)
     assert chain(table(Snapshot(3, 2), Snapshot(9, 1)), 3) == (3, 2)
     assert chain(table(Snapshot(3, 2), Snapshot(2, 3)), 3) == (3, 2)
+
+
+def test_a_known_snapshot_that_left_the_chain_makes_what_was_known_doubtful():
+    """It may have been rolled away before it expired."""
+    assert goes_on((8, 7, 6), {6, 7})
+    assert goes_on((8, 7), set())
+    assert not goes_on((8, 7), {6, 7})
+    assert not goes_on((8, 7), {None})

@@ -14,6 +14,7 @@ from kafka_liveness_dagster.core.membership import (
     RunFate,
     departures,
     expiry,
+    is_due_a_partition,
 )
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.restarts import restart_delay_seconds, wants_live_run
@@ -151,3 +152,19 @@ def test_a_paused_partition_asks_for_no_run():
 def test_the_delay_grows_and_is_bounded():
     """No delay for crashes now and then; 10 s, doubled, for a run that always fails; never above 5 min."""
     assert [restart_delay_seconds(n) for n in (0, 1, 2, 3, 4, 7, 8, 10_000)] == [0, 0, 0, 10, 20, 160, 300, 300]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "others", "is_due"),
+    [
+        pytest.param(4, [4], True, id="another one has all"),
+        pytest.param(2, [1, 1], False, id="each has one"),
+        pytest.param(2, [1, 1, 0], False, id="a third has none either"),
+        pytest.param(3, [2, 1, 0], True, id="more partitions than members that have some"),
+        pytest.param(1, [], True, id="alone"),
+        pytest.param(0, [], False, id="no partition at all"),
+    ],
+)
+def test_who_waits_for_a_partition(partitions, others, is_due):
+    """A member without a partition gets one in the next rebalance only if partitions outnumber the others that work."""
+    assert is_due_a_partition(partitions, others) is is_due

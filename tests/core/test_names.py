@@ -59,6 +59,35 @@ from kafka_liveness_dagster.core.names import shown
             id="brokers",
         ),
         pytest.param(
+            names.URL,
+            ["http://h", "https://h:1/a?b=c", "https://ä"],
+            ["", "h", "ftp://h", "HTTP://h", " http://h", "http://h\0", "http://\ud800"],
+            id="web address",
+        ),
+        pytest.param(
+            names.REGISTRY,
+            ["http://h:8081", "https://h/registry", "http://a:1,https://b:2", "http://[::1]:8081"],
+            [
+                "",
+                ",",
+                "h:8081",
+                "http://",
+                "http://h:0",
+                "http://h:65536",
+                "http://h:x",
+                "http://[::1",
+                "http://u:p@h",
+                "http://h?a=b",
+                "http://h#a",
+                "http://h a",
+                "http://ä",
+                "http://h\n",
+                "http://a:1, http://b:2",
+                "http://a:1,b:2",
+            ],
+            id="schema registry",
+        ),
+        pytest.param(
             names.REMOTE,
             ["sc://h", "sc://h:1", "sc://h:1/", "sc://h:1/;", "sc://[::1]:1/;token=a;user_id=b"],
             [
@@ -95,6 +124,21 @@ def test_a_name_is_what_its_owner_takes(kind, fits, does_not):
         with pytest.raises(InvalidSettingError) as refusal:
             kind.check(value, "a setting")
         assert str(refusal.value) == f"a setting is {shown(value)}: wanted {kind.wanted}"
+
+
+def test_a_sink_is_named_by_the_code_that_made_it():
+    """A class and a function by their names, an object by its class, a closure by the function that returned it."""
+
+    def to_lake():
+        return lambda batch: batch
+
+    class Lake:
+        """A sink of a user."""
+
+    assert names.name_of_sink(to_lake()) == "test_a_sink_is_named_by_the_code_that_made_it"
+    assert names.name_of_sink(sorted) == "sorted"
+    assert names.name_of_sink(names.Name) == "Name"
+    assert names.name_of_sink(Lake()) == "Lake"
 
 
 def test_every_value_can_be_shown():

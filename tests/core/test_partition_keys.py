@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.partition_keys import key_of, new_keys, range_of
+from kafka_liveness_dagster.core.partition_keys import is_replay, key_of, new_keys, range_of, replay_key
 
 OWED = OffsetRange("orders", 3, 70, 120)
 
@@ -51,3 +53,12 @@ def test_a_topic_that_dagster_would_read_as_a_range_is_refused():
 def test_every_owed_offset_has_a_partition_that_waits(existing, materialized, keys, why):
     """Keys are added for what no waiting partition covers, and only for that."""
     assert new_keys([OWED], existing, materialized) == keys, why
+
+
+def test_a_replay_has_a_key_of_its_moment():
+    """The key stands for the same range, is told from the crash lag's, and does not depend on the time zone."""
+    at = datetime(2026, 11, 22, 11, tzinfo=timezone(timedelta(hours=1)))
+    key = replay_key(OWED, at)
+    assert key == "orders:3:70-120@replay-20261122T100000Z"
+    assert range_of(key) == OWED
+    assert [is_replay(one) for one in (key, key_of(OWED), key_of(OWED, 2), "orders")] == [True, False, False, False]

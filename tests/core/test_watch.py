@@ -8,6 +8,7 @@ import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import (
+    CrashLagFound,
     GhostFound,
     GroupDied,
     GroupEmptied,
@@ -17,6 +18,7 @@ from kafka_liveness_dagster.core.events import (
     OwedForgotten,
     RebalanceCompleted,
     RebalanceStarted,
+    identity,
 )
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
@@ -381,3 +383,24 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
     assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
     assert str(told_first).endswith("kcat at 10.0.0.7 committed over it")
     assert "somebody who is not in the group now" in str(OwedForgotten("orders:0:70-120", 50))
+
+
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [
+        (GhostFound("0badcafe", 61.3), "GhostFound 0badcafe"),
+        (MemberJoined("0badcafe", (P0,)), "MemberJoined 0badcafe"),
+        (MemberLeft("0badcafe", LeaveReason.CRASHED, (P0,)), "MemberLeft 0badcafe CRASHED"),
+        (CrashLagFound("orders:0:70-120", 50), "CrashLagFound orders:0:70-120"),
+        (RebalanceCompleted(2, 3.5), "RebalanceCompleted"),
+        (GroupEmptied(), "GroupEmptied"),
+    ],
+)
+def test_an_event_keeps_its_identity_when_a_look_is_repeated_later(event, name):
+    """Seconds, counts and partitions may differ by then: a run key made of them would start a second run."""
+    assert identity(event) == name
+
+
+def test_a_range_without_a_partition_is_named_with_its_size():
+    """The sentence has the key that a backfill takes."""
+    assert str(CrashLagFound("orders:0:70-1070", 1_000)) == "crash lag orders:0:70-1070, 1,000 offsets, is owed"

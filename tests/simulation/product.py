@@ -31,7 +31,7 @@ from kafka_liveness_dagster.kafka import (
 )
 from kafka_liveness_dagster.kafka.errors import Heard
 from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, waiting
-from kafka_liveness_dagster.spark import attempt, iceberg, job, ledger, table, transformed
+from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer
 from tests.simulation.client import MemberClient
@@ -111,13 +111,13 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (watchdog, "multiprocessing", _MULTIPROCESSING),
     (waiting, "tell", lambda *_: clock.point(0.1)),
     (live, "_FORGET_SECONDS", 3.0),
-    (attempt, "check_rows", lambda *_: None),
-    (attempt, "fit", lambda *_: _FITS),
-    (attempt, "inside", lambda frame, _ranges: frame),
-    (attempt, "schema", SimpleNamespace(widened=lambda frame, _lacking: frame, may_fan_out=bool)),
-    (attempt, "count_rows", lambda frame: (frame, frame)),
-    (attempt, "snapshots", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
-    (attempt, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
+    (iceberg, "check_rows", lambda *_: None),
+    (iceberg, "fit", lambda *_: _FITS),
+    (iceberg, "inside", lambda frame, _ranges: frame),
+    (iceberg, "schema", SimpleNamespace(widened=lambda frame, _lacking: frame, may_fan_out=bool)),
+    (iceberg, "count_rows", lambda frame: (frame, frame)),
+    (iceberg, "snapshots", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
+    (iceberg, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
     (core_ledger, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),
