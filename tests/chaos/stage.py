@@ -22,6 +22,7 @@ from definitions.feed import PARTITIONS, OrdersFeed
 from kafka_liveness_dagster.embedded import services, state
 from tests.chaos.orders import HEARTBEAT, SESSION
 from tests.chaos.services import Broker, Spark, addresses
+from tests.history.observer import Observer
 from tests.timeouts import set_timeouts
 from tests.world.power_loss import DagsterDev
 
@@ -69,6 +70,26 @@ class Stage:
             DagsterDev(self.home, code, addresses(self.broker, self.spark, proxied=True))
         )
         self.dev.start()
+        self.history = Observer(
+            self.home / "history.jsonl",
+            bootstrap_servers=self.judged.bootstrap_servers,
+            topics=["orders"],
+            group=GROUP,
+            load_table=self.load_table,
+            value_column="order_json",
+        )
+
+    def load_table(self):
+        """Return the table as pyiceberg has it now, without Spark."""
+        catalog = SqlCatalog(self.judged.catalog_name, uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
+        return catalog.load_table(TABLE)
+
+    def observe(self):
+        """Record the records, both commit logs, Dagster's reports, and then a read of the whole table."""
+        self.history.produced()
+        self.history.committed()
+        self.history.dagster(self.dev.instance, "orders", CRASH_LAG)
+        self.history.read()
 
     def ends(self):
         """The next offset of each partition that the feed will hear of."""
@@ -88,10 +109,9 @@ class Stage:
 
     def _has(self, partition, offset):
         """Whether the table has a row of the partition from that offset on; read without Spark."""
-        catalog = SqlCatalog(self.judged.catalog_name, uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
         wanted = And(EqualTo("partition", partition), GreaterThanOrEqual("offset", offset))
         with suppress(NoSuchTableError, OperationalError):  # not made yet; or Spark is writing its name
-            return catalog.load_table(TABLE).scan(wanted, ("offset",), limit=1).to_arrow().num_rows > 0
+            return self.load_table().scan(wanted, ("offset",), limit=1).to_arrow().num_rows > 0
         return False
 
     def workers(self, *jobs):
