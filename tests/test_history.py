@@ -7,15 +7,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
+from zlib import crc32
 
+import dagster as dg
+import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
 
 from tests.history.__main__ import main
 from tests.history.checker import KINDS, check
 from tests.history.events import HistoryError, HistoryFile, event, parse
+from tests.history.observer import Observer
+from tests.history.planted import plant
 from tests.history.report import report
 from tests.history.spans import difference, intersection, runs, union
 
@@ -557,3 +565,118 @@ def test_no_function_of_the_checker_imports_the_product(path):
         names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
     assert [name for name in names if name.split(".")[0] in {*PRODUCT, ""}] == []
     assert [name for name in names if name.startswith("tests") and not name.startswith("tests.history")] == []
+
+
+COLUMNS = ("topic", "partition", "offset", "order_json")
+
+
+@pytest.fixture
+def lake(tmp_path):
+    """A table of four rows, the last of them in a partition of its own; the function loads it."""
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("shop")
+    rows = [[TOPIC] * 4, [0, 0, 0, 1], [70, 71, 72, 70], ["tea", "mate", "cocoa", "tea"]]
+    table = catalog.create_table("shop.orders", pa.table(rows, names=COLUMNS).schema)
+    table.append(pa.table(rows, names=COLUMNS))
+    return lambda name="orders": catalog.load_table(f"shop.{name}")
+
+
+def observer(tmp_path, load_table, servers="localhost:1", value_column="order_json"):
+    path = tmp_path / "history.jsonl"
+    settings = {"topics": [TOPIC], "group": GROUP, "value_column": value_column}
+    return Observer(path, bootstrap_servers=servers, load_table=load_table, **settings)
+
+
+def seen(one):
+    """The events of an observer as ``(type, fields)``."""
+    return [(event.type, event.fields) for event in one.file.events()]
+
+
+def test_a_read_has_every_row_with_its_value(tmp_path, lake):
+    """Runs of offsets, the snapshot, and a checksum of each value; a table that does not exist has no rows."""
+    observer(tmp_path, lake).read()
+    observer(tmp_path, lambda: lake("missing")).read()
+    values = [crc32(value) for value in (b"tea", b"mate", b"cocoa", b"tea")]
+    rows = [[TOPIC, 0, 70, 73, 1], [TOPIC, 1, 70, 71, 1]]
+    assert seen(observer(tmp_path, lake)) == [
+        ("read", {"snapshot": lake().current_snapshot().snapshot_id, "rows": rows, "values": values}),
+        ("read", {"snapshot": None, "rows": [], "values": []}),
+    ]
+
+
+@pytest.mark.parametrize(("which", "times"), [("loss", 0), ("duplicate", 2)])
+def test_a_plant_alters_one_row(lake, which, times):
+    """The named row is gone or there twice; all others stay as they are."""
+    before = Counter(tuple(row.values()) for row in lake().scan().to_arrow().to_pylist())
+    planted = plant(which, lake)
+    after = Counter(tuple(row.values()) for row in lake().scan().to_arrow().to_pylist())
+    altered = {row: after[row] for row in before if after[row] != before[row]}
+    assert {row[:3]: count for row, count in altered.items()} == {planted: times}
+    assert after.keys() <= before.keys()
+
+
+def test_reports_of_dagster_are_green_or_pending(tmp_path, lake):
+    """A live materialization names its ranges, a crash lag partition is one; without one it is pending."""
+    one = observer(tmp_path, lake)
+    table = [dg.TableRecord({"partition": "orders:0", "offsets": "100-120", "size": 20})]
+    rest = [dg.TableRecord({"partition": "7 more", "offsets": "", "size": 3})]
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_crash_lag", ["orders:0:0-70", "orders:0:70-100@2"])
+        instance.report_runless_asset_event(
+            dg.AssetMaterialization("orders", metadata={"processed": dg.MetadataValue.table([*table, *rest])})
+        )
+        one.dagster(instance, "orders", "orders_crash_lag")
+        instance.report_runless_asset_event(dg.AssetMaterialization("orders_crash_lag", partition="orders:0:70-100@2"))
+        one.dagster(instance, "orders", "orders_crash_lag")
+    shown = [(name, fields["ranges"]) for name, fields in seen(one)]
+    assert shown == [
+        ("pending", [[TOPIC, 0, 0, 70], [TOPIC, 0, 70, 100]]),
+        ("green", [[TOPIC, 0, 100, 120]]),
+        ("pending", [[TOPIC, 0, 0, 70]]),
+        ("green", [[TOPIC, 0, 70, 100]]),
+    ]
+
+
+def test_a_report_in_another_form_is_refused(tmp_path, lake):
+    """A renamed key must not turn reports into silence."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization("orders", metadata={"done": 7}))
+        with pytest.raises(HistoryError, match="lacks the metadata 'processed'"):
+            observer(tmp_path, lake).dagster(instance, "orders", "orders_crash_lag")
+
+
+@pytest.mark.parametrize(("certified", "types"), [(True, ["pending", "certified"]), (False, ["pending"])])
+def test_an_audit_certifies_or_does_not(tmp_path, lake, certified, types):
+    """Its ranges are certified only if it certifies; crash lag and losses are named in any case."""
+    found = {"topic": TOPIC, "partition": 0, "in_table": [[0, 70]], "owed": [[70, 100]], "lost": [[100, 120]]}
+    one = observer(tmp_path, lake)
+    one.audit({"certified": certified, "partitions": [found]})
+    assert [name for name, _ in seen(one)] == ["written_off", *types]
+    assert [fields["ranges"][0][2:] for _, fields in seen(one)] == [[100, 120], [70, 100], [0, 70]][: 1 + len(types)]
+
+
+def test_records_and_commits_are_read_from_the_broker(tmp_path, lake):
+    """Each record once, over two looks; both commit logs, where they are. On librdkafka's mock cluster."""
+    producer = Producer({"test.mock.num.brokers": 1, "linger.ms": 0})
+    [broker] = producer.list_topics(timeout=10).brokers.values()
+    servers = f"{broker.host}:{broker.port}"
+    one = observer(tmp_path, lake, servers)
+
+    def produce(*values):
+        for value in values:
+            producer.produce(TOPIC, value, partition=1)
+        assert producer.flush(10) == 0
+
+    produce(b"tea", b"mate")
+    one.produced()
+    one.produced()
+    produce(b"cocoa")
+    one.produced()
+    with closing(Consumer({"bootstrap.servers": servers, "group.id": f"{GROUP}.catch-up"})) as consumer:
+        consumer.commit(offsets=[TopicPartition(TOPIC, 1, 2)], asynchronous=False)
+    one.committed()
+    assert seen(one) == [
+        ("produced", {"ranges": [[TOPIC, 1, 0, 2]], "values": [crc32(b"tea"), crc32(b"mate")]}),
+        ("produced", {"ranges": [[TOPIC, 1, 2, 3]], "values": [crc32(b"cocoa")]}),
+        ("committed", {"group": GROUP, "log": "catch-up", "topic": TOPIC, "partition": 1, "offset": 2}),
+    ]
