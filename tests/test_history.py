@@ -189,7 +189,7 @@ def test_a_reset_excuses_a_lower_commit_of_its_group():
 
 
 def test_pending_crash_lag_is_excused_by_the_last_report_alone():
-    """What is no longer pending has to be in the table."""
+    """Crash lag that is no longer pending has to be in the table."""
     since = (produced(0, 9), committed(9), reported("pending", 0, 5), reported("pending", 0, 3))
     assert found(*since, read((5, 9))) == [("lost", 3, 5)]
 
@@ -200,27 +200,27 @@ def test_reports_after_the_last_read_prove_nothing_about_it():
     assert found(produced(0, 9), read((0, 4)), *later) == []
 
 
-def at(seconds, one, process="one"):
+def moved(seconds, it, process="one"):
     """The event at another time, or of another process."""
-    return event(one.line, seconds, process, one.type, **one.fields)
+    return event(it.line, seconds, process, it.type, **it.fields)
 
 
 def test_events_count_by_their_times_and_not_by_their_lines():
-    """Processes append when they can: the last read is the latest one, wherever its line is."""
+    """Processes may append late: the last read is the latest one, wherever its line is."""
     first, commit, whole, part = history(produced(0, 9), committed(9), read((0, 9)), read((0, 4)))
     assert [one.kind for one in check([first, commit, whole, part])] == ["lost", "seen_then_gone"]
-    assert check([first, commit, whole, at(1.5, part)]) == []
+    assert check([first, commit, whole, moved(1.5, part)]) == []
 
 
 def test_commits_of_two_observers_have_no_order():
-    """An observer may write down late what it saw early; only its own observations follow one another."""
+    """Two observers may append in another order than they observed; one observer does not."""
     first, high, low, rows = history(produced(0, 9), committed(9), committed(5), read((0, 9)))
     assert [one.kind for one in check([first, high, low, rows])] == ["committed_backwards"]
-    assert check([first, high, at(3, low, "another"), rows]) == []
+    assert check([first, high, moved(3, low, "another"), rows]) == []
 
 
-def test_what_is_written_off_after_a_green_report_does_not_excuse_it():
-    """The report was wrong when it was made; that the offsets were given up later only keeps them from being lost."""
+def test_a_later_write_off_does_not_excuse_a_green_report():
+    """The report was wrong when it was made. The offsets are not lost, because they were given up by name later."""
     early = (produced(0, 9), reported("green", 0, 9), read((1, 9)))
     assert found(*early, reported("written_off", 0, 1), read((1, 9))) == [("green_without_rows", 0, 1)]
 
@@ -233,7 +233,7 @@ def test_values_of_doubled_rows_stay_with_their_offsets():
 
 @pytest.mark.parametrize("events", [(), (produced(0, 9),), (read((0, 9)),)])
 def test_a_history_without_records_or_reads_is_refused(events):
-    """Nothing compared must not look like nothing found."""
+    """A comparison of nothing must not look like a correct history."""
     with pytest.raises(HistoryError, match="nothing can be compared"):
         check(history(*events))
 
@@ -270,7 +270,7 @@ class Pipeline:
         if at < end:
             self._positions[partition] = end
             self._lags.append((partition, at, end))
-            self._tell_pending()
+            self._report_pending()
             self.events.append(committed(end, partition))
 
     def catch_up(self, _, size):
@@ -278,13 +278,13 @@ class Pipeline:
             partition, start, end = self._lags.pop(size % len(self._lags))
             self._write(partition, start, end)
             self.events.append(reported("green", start, end, partition))
-            self._tell_pending()
+            self._report_pending()
 
     def write_off(self, _, size):
         if self._lags:
             partition, start, end = self._lags.pop(size % len(self._lags))
             self.events += [reported(name, start, end, partition) for name in ("written_off", "green")]
-            self._tell_pending()
+            self._report_pending()
 
     def certify(self, *_):
         self.events += [reported("certified", start, end, partition) for _, partition, start, end, _ in self._rows()]
@@ -295,7 +295,7 @@ class Pipeline:
     def _write(self, partition, start, end):
         self._table.update((partition, n) for n in range(start, end) if (partition, n) in self._records)
 
-    def _tell_pending(self):
+    def _report_pending(self):
         ranges = [[TOPIC, *lag] for lag in self._lags]
         self.events.append(("pending", {"group": GROUP, "ranges": ranges}))
 
@@ -387,7 +387,7 @@ def any_row(events, data):
 
 @given(worlds())
 def test_a_random_correct_history_has_no_anomaly(events):
-    """Whatever the pipeline does in good order is correct."""
+    """A pipeline without defects, in whatever order it works, gives no anomaly."""
     assert single(events) == set()
 
 
@@ -409,8 +409,8 @@ def test_a_row_added_to_the_last_read_is_doubled_and_nothing_else(events, data):
 
 
 @given(worlds(), st.data())
-def test_the_checker_finds_what_sets_of_single_offsets_find(events, data):
-    """Any reads of any history altered in any way: runs of offsets give what a count of each offset gives."""
+def test_the_checker_agrees_with_sets_of_single_offsets(events, data):
+    """Whatever is altered in the reads: runs of offsets give the same anomalies as a count of each offset."""
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.sampled_from([place for place, (name, _) in enumerate(events) if name == "read"]))
         row, times = data.draw(st.tuples(st.integers(0, 1), st.integers(0, 40))), data.draw(st.integers(0, 2))
@@ -521,7 +521,7 @@ def test_the_command_ends_with_0_without_anomalies_and_with_2_without_a_history(
     assert capsys.readouterr().out.endswith(f"history: {len(CLEAN)} events, 0 anomalies\n")
 
 
-def test_the_report_counts_what_it_does_not_show():
+def test_the_report_counts_ranges_that_it_does_not_show():
     """Every range counts, also those whose evidence is not printed."""
     anomalies = check(events := history(produced(0, 20), committed(20), read(*((n, n + 1) for n in range(0, 20, 2)))))
     assert list(report(events, anomalies))[-1] == "history: 3 events, 10 anomalies"
@@ -638,7 +638,7 @@ def test_reports_of_dagster_are_green_or_pending(tmp_path, lake):
 
 
 def test_a_report_in_another_form_is_refused(tmp_path, lake):
-    """A renamed key must not turn reports into silence."""
+    """A renamed key must not look like a run without reports."""
     with dg.DagsterInstance.ephemeral() as instance:
         instance.report_runless_asset_event(dg.AssetMaterialization("orders", metadata={"done": 7}))
         with pytest.raises(HistoryError, match="lacks the metadata 'processed'"):
@@ -656,7 +656,7 @@ def test_an_audit_certifies_or_does_not(tmp_path, lake, certified, types):
 
 
 def test_records_and_commits_are_read_from_the_broker(tmp_path, lake):
-    """Each record once, over two looks; both commit logs, where they are. On librdkafka's mock cluster."""
+    """Each record once, over three observations; a commit log that exists. On librdkafka's mock cluster."""
     producer = Producer({"test.mock.num.brokers": 1, "linger.ms": 0})
     [broker] = producer.list_topics(timeout=10).brokers.values()
     servers = f"{broker.host}:{broker.port}"

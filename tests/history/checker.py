@@ -56,9 +56,9 @@ def check(events: Iterable[Event]) -> list[Anomaly]:
     Raises:
         HistoryError: nothing was produced or nothing was read, so there is nothing to compare.
     """
-    history = _History(sorted(events, key=lambda one: one.time))
+    history = _History(sorted(events, key=lambda event: event.time))
     for needed in ("produced", "read"):
-        if not history.of(needed):
+        if not history.events(needed):
             raise HistoryError(f"the history has no event {needed!r}: nothing can be compared")
     found = [
         *_lost(history),
@@ -70,7 +70,7 @@ def check(events: Iterable[Event]) -> list[Anomaly]:
         *_without_rows(history, "certified", "certified_but_absent"),
         *_committed_backwards(history),
     ]
-    return sorted(found, key=lambda one: (KINDS.index(one.kind), one))
+    return sorted(found, key=lambda anomaly: (KINDS.index(anomaly.kind), anomaly))
 
 
 class _History:
@@ -80,29 +80,29 @@ class _History:
         self._by_type: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             self._by_type[event.type].append(event)
-        self.produced = _spans(self.of("produced"))
-        self.reads = [(event, _spans([event])) for event in self.of("read")]
+        self.produced = _spans(self.events("produced"))
+        self.reads = [(event, _spans([event])) for event in self.events("read")]
         self._produced_at: dict[Partition, list[Span]] = defaultdict(list)
-        for event in self.of("produced"):
+        for event in self.events("produced"):
             for topic, partition, start, _ in event["ranges"]:
                 self._produced_at[topic, partition].append((start, event.line))
         for starts in self._produced_at.values():
             starts.sort()
 
-    def of(self, type: str, *, until: float = float("inf")) -> list[Event]:  # noqa: A002 - the file's word
+    def events(self, type: str, *, until: float = float("inf")) -> list[Event]:  # noqa: A002 - the file's word
         """Return the events of a type, up to a time."""
         return [event for event in self._by_type[type] if event.time <= until]
 
-    def produced_in(self, at: Partition, offset: int) -> tuple[int, ...]:
+    def produced_in(self, tp: Partition, offset: int) -> tuple[int, ...]:
         """Return the line of the event that produced an offset."""
-        starts = self._produced_at[at]
+        starts = self._produced_at[tp]
         place = bisect_right(starts, (offset, float("inf"))) - 1
         return (starts[place][1],) if place >= 0 else ()
 
 
 def _spans(events: Iterable[Event]) -> Spans:
     """Return the offsets of the events' ranges or rows, by partition."""
-    return _spans_of(one for event in events for name in ("ranges", "rows") for one in event.fields.get(name, ()))
+    return _spans_of(span for event in events for name in ("ranges", "rows") for span in event.fields.get(name, ()))
 
 
 def _spans_of(ranges: Iterable[Sequence]) -> Spans:
@@ -110,28 +110,28 @@ def _spans_of(ranges: Iterable[Sequence]) -> Spans:
     found: Spans = defaultdict(list)
     for topic, partition, start, end, *_ in ranges:
         found[topic, partition].append((start, end))
-    return {at: union(spans) for at, spans in found.items()}
+    return {tp: union(spans) for tp, spans in found.items()}
 
 
 def _unknown(spans: Spans, known: Spans) -> Iterator[tuple[Partition, int, int]]:
     """Return what is not known yet, and add it to what is known: each offset is reported once."""
-    for at, some in spans.items():
-        for start, end in difference(some, known.get(at, [])):
-            yield at, start, end
-        known[at] = union([*known.get(at, []), *some])
+    for tp, some in spans.items():
+        for start, end in difference(some, known.get(tp, [])):
+            yield tp, start, end
+        known[tp] = union([*known.get(tp, []), *some])
 
 
 def _due(history: _History, until: float) -> dict[Partition, tuple[int, Event]]:
     """Return the end below which each record is due, and the event from which that follows."""
     ends: dict[Partition, tuple[int, Event]] = {}
 
-    def extend(at: Partition, end: int, event: Event) -> None:
-        if at not in ends or ends[at][0] < end:
-            ends[at] = (end, event)
+    def extend(tp: Partition, end: int, event: Event) -> None:
+        if tp not in ends or ends[tp][0] < end:
+            ends[tp] = (end, event)
 
-    for event in history.of("committed", until=until):
+    for event in history.events("committed", until=until):
         extend((event["topic"], event["partition"]), event["offset"], event)
-    for event in history.of("green", until=until):
+    for event in history.events("green", until=until):
         for topic, partition, _, end in event["ranges"]:
             extend((topic, partition), end, event)
     return ends
@@ -140,22 +140,22 @@ def _due(history: _History, until: float) -> dict[Partition, tuple[int, Event]]:
 def _lost(history: _History) -> Iterator[Anomaly]:
     """Find records below a commit, or before the end of a green range, that are not in the last read."""
     read, rows = history.reads[-1]
-    begins = {(event["topic"], event["partition"]): event["offset"] for event in history.of("started")}
-    pending = {event["group"]: event for event in history.of("pending", until=read.time)}
+    begins = {(event["topic"], event["partition"]): event["offset"] for event in history.events("started")}
+    pending = {event["group"]: event for event in history.events("pending", until=read.time)}
     excused = _spans(
         [
-            *history.of("written_off", until=read.time),
-            *history.of("quarantined", until=read.time),
+            *history.events("written_off", until=read.time),
+            *history.events("quarantined", until=read.time),
             *pending.values(),
         ]
     )
-    for at, (end, due) in _due(history, read.time).items():
-        below = intersection(history.produced.get(at, []), [(begins.get(at, 0), end)])
-        absent = difference(difference(below, excused.get(at, [])), rows.get(at, []))
+    for tp, (end, due) in _due(history, read.time).items():
+        below = intersection(history.produced.get(tp, []), [(begins.get(tp, 0), end)])
+        absent = difference(difference(below, excused.get(tp, [])), rows.get(tp, []))
         for start, stop in absent:
-            lines = (*history.produced_in(at, start), due.line, read.line)
+            lines = (*history.produced_in(tp, start), due.line, read.line)
             claim = f"committed {end}" if due.type == "committed" else f"green up to {end}"
-            yield Anomaly("lost", *at, start, stop, lines, f"produced, {claim}, absent from the last read")
+            yield Anomaly("lost", *tp, start, stop, lines, f"produced, {claim}, absent from the last read")
 
 
 def _doubled(history: _History) -> Iterator[Anomaly]:
@@ -163,34 +163,34 @@ def _doubled(history: _History) -> Iterator[Anomaly]:
     known: Spans = {}
     for read, _ in history.reads:
         several = _spans_of(row for row in read["rows"] if row[4] > 1)
-        for at, start, end in _unknown(several, known):
-            lines = (*history.produced_in(at, start), read.line)
-            yield Anomaly("doubled", *at, start, end, lines, "more than once in one read")
+        for tp, start, end in _unknown(several, known):
+            lines = (*history.produced_in(tp, start), read.line)
+            yield Anomaly("doubled", *tp, start, end, lines, "more than once in one read")
 
 
 def _out_of_range(history: _History) -> Iterator[Anomaly]:
     """Find rows that no record was produced for; the first read that has them is the evidence."""
     known = dict(history.produced)
     for read, rows in history.reads:
-        for at, start, end in _unknown(rows, known):
-            yield Anomaly("out_of_range", *at, start, end, (read.line,), "in the table, and never produced")
+        for tp, start, end in _unknown(rows, known):
+            yield Anomaly("out_of_range", *tp, start, end, (read.line,), "in the table, and never produced")
 
 
 def _changed(history: _History) -> Iterator[Anomaly]:
     """Find rows with another value than the record of their offset; only where both events have values."""
     produced: dict[Partition, list[tuple[int, list]]] = defaultdict(list)
-    for event in history.of("produced"):
-        for at, start, values in _valued(event, event["ranges"]):
-            produced[at].append((start, values))
+    for event in history.events("produced"):
+        for tp, start, values in _valued(event, event["ranges"]):
+            produced[tp].append((start, values))
     known: Spans = {}
     for read, _ in history.reads:
         wrong: Spans = defaultdict(list)
-        for at, start, values in _valued(read, read["rows"]):
-            for first, originals in produced.get(at, ()):
-                wrong[at] += _differing(start, values, first, originals)
-        for at, start, end in _unknown({at: union(spans) for at, spans in wrong.items()}, known):
-            lines = (*history.produced_in(at, start), read.line)
-            yield Anomaly("changed", *at, start, end, lines, "another value than was produced")
+        for tp, start, values in _valued(read, read["rows"]):
+            for first, originals in produced.get(tp, ()):
+                wrong[tp] += _differing(start, values, first, originals)
+        for tp, start, end in _unknown({tp: union(spans) for tp, spans in wrong.items()}, known):
+            lines = (*history.produced_in(tp, start), read.line)
+            yield Anomaly("changed", *tp, start, end, lines, "another value than was produced")
 
 
 def _differing(start: int, values: list, first: int, originals: list) -> list[Span]:
@@ -199,7 +199,7 @@ def _differing(start: int, values: list, first: int, originals: list) -> list[Sp
     ours, theirs = values[low - start : max(low, high) - start], originals[low - first : max(low, high) - first]
     if ours == theirs:
         return []
-    return [(low + i, low + i + 1) for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
+    return [(low + i, low + i + 1) for i, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their]
 
 
 def _valued(event: Event, ranges: list) -> Iterator[tuple[Partition, int, list]]:
@@ -213,46 +213,48 @@ def _valued(event: Event, ranges: list) -> Iterator[tuple[Partition, int, list]]
 
 
 def _seen_then_gone(history: _History) -> Iterator[Anomaly]:
-    """Find rows of an earlier read that a later one lacks, though nobody rolled the table back in between."""
+    """Find rows of an earlier read that a later one lacks, without a rollback of the table in between."""
     seen: Spans = {}
     before: Event | None = None
     for read, rows in history.reads:
-        rollbacks = [event for event in history.of("rolled_back") if before and before.time < event.time <= read.time]
-        for at in seen.keys() | rows.keys():
-            there = rows.get(at, [])
-            for start, end in difference(seen.get(at, []), there) if not rollbacks else ():
+        rollbacks = [
+            event for event in history.events("rolled_back") if before and before.time < event.time <= read.time
+        ]
+        for tp in seen.keys() | rows.keys():
+            there = rows.get(tp, [])
+            for start, end in difference(seen.get(tp, []), there) if not rollbacks else ():
                 lines = (before.line, read.line)
-                yield Anomaly("seen_then_gone", *at, start, end, lines, "in an earlier read, absent from a later one")
+                yield Anomaly("seen_then_gone", *tp, start, end, lines, "in an earlier read, absent from a later one")
         seen, before = rows, read
 
 
 def _without_rows(history: _History, type: str, kind: str) -> Iterator[Anomaly]:  # noqa: A002 - the file's word
     """Find records of a reported range that the first read after the report lacks."""
     known: Spans = {}
-    for event in history.of(type):
+    for event in history.events(type):
         following = next(((read, rows) for read, rows in history.reads if read.time >= event.time), None)
         if following is None:
             continue
         read, rows = following
-        excused = _spans(history.of("written_off", until=read.time)) if type == "green" else {}
+        excused = _spans(history.events("written_off", until=read.time)) if type == "green" else {}
         absent = {}
-        for at, spans in _spans([event]).items():
-            records = difference(intersection(history.produced.get(at, []), spans), excused.get(at, []))
-            absent[at] = difference(records, rows.get(at, []))
-        for at, start, end in _unknown(absent, known):
-            yield Anomaly(kind, *at, start, end, (event.line, read.line), f"{type}, absent from the next read")
+        for tp, spans in _spans([event]).items():
+            records = difference(intersection(history.produced.get(tp, []), spans), excused.get(tp, []))
+            absent[tp] = difference(records, rows.get(tp, []))
+        for tp, start, end in _unknown(absent, known):
+            yield Anomaly(kind, *tp, start, end, (event.line, read.line), f"{type}, absent from the next read")
 
 
 def _committed_backwards(history: _History) -> Iterator[Anomaly]:
-    """Find commits below an earlier one of the same log. Only what one process observed has a certain order."""
+    """Find commits below an earlier commit of the same log. Only observations of one process have a certain order."""
     last: dict[tuple, Event] = {}
-    for event in history.of("committed"):
+    for event in history.events("committed"):
         group, log, topic, partition = (event[name] for name in ("group", "log", "topic", "partition"))
         before = last.get((event.process, group, log, topic, partition))
         last[event.process, group, log, topic, partition] = event
         if before is None or event["offset"] >= before["offset"]:
             continue
-        if any(one["group"] == group and before.time < one.time <= event.time for one in history.of("reset")):
+        if any(reset["group"] == group and before.time < reset.time <= event.time for reset in history.events("reset")):
             continue
         detail = f"{log} log of {group}: {before['offset']}, then {event['offset']}"
         lines = (before.line, event.line)

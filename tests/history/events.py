@@ -1,4 +1,4 @@
-"""The events of a history, and the file that has them: JSON lines, to which several processes append.
+"""The events of a history, and their file: JSON lines, to which several processes append.
 
 It judges nothing. Each event has ``time`` (seconds since the epoch), ``process`` and ``type``; the other fields are
 those of its type. A range is ``[topic, partition, start, end]``, half-open.
@@ -29,9 +29,9 @@ FIELDS = {
     "green": {"run", "ranges"},  # a run or a partition reported success over these
     "certified": {"ranges"},  # an audit reported that each record of these is in the table once
     "written_off": {"ranges", "reason"},  # given up by name: forgiven, expired, deleted by retention
-    "quarantined": {"ranges", "reason"},  # passed by name: too slow or bad
-    "rolled_back": {"reason"},  # somebody returned the table to an earlier snapshot
-    "reset": {"group"},  # somebody committed an earlier offset
+    "quarantined": {"ranges", "reason"},  # left out by name: too slow or bad
+    "rolled_back": {"reason"},  # the table was returned to an earlier snapshot
+    "reset": {"group"},  # an operator committed an earlier offset
     "read": {"snapshot", "rows"},  # `rows`: [topic, partition, start, end, count]; optional `values`, one for each row
 }
 
@@ -78,9 +78,9 @@ class HistoryFile:
 
     def append(self, type: str, *, time: float | None = None, **fields: Any) -> None:  # noqa: A002 - the file's word
         """Write an event, of this moment unless ``time`` is given."""
-        made = event(0, clock.time() if time is None else time, self._process, type, **fields)
-        told = {"time": made.time, "process": made.process, "type": made.type, **made.fields}
-        line = (json.dumps(told, separators=(",", ":")) + "\n").encode()
+        checked = event(0, clock.time() if time is None else time, self._process, type, **fields)
+        shown = {"time": checked.time, "process": checked.process, "type": checked.type, **checked.fields}
+        line = (json.dumps(shown, separators=(",", ":")) + "\n").encode()
         file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
         try:
             written = os.write(file, line)

@@ -39,7 +39,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class Observer:
-    """Writes down what it sees of one group and one table.
+    """A recorder of one group and one table.
 
     Args:
         path: the history file; it is appended to.
@@ -68,7 +68,10 @@ class Observer:
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
 
     def produced(self) -> None:
-        """Record every record that the topics have and that was not recorded yet, up to the log ends of now."""
+        """Record every record of the topics that is not in the file yet, up to the log ends.
+
+        The last call has to follow the last record: a row without a produced record is an anomaly.
+        """
         settings = {
             "bootstrap.servers": self._servers,
             "group.id": "history",  # the client wants one; it neither joins nor commits
@@ -81,38 +84,38 @@ class Observer:
         consumer = Consumer(settings)
         try:
             waiting = set(self._partitions())
-            consumer.assign([TopicPartition(*at, self._positions.get(at, 0)) for at in sorted(waiting)])
-            found: dict[tuple[str, int], list[tuple[int, int]]] = {at: [] for at in waiting}
+            consumer.assign([TopicPartition(*tp, self._positions.get(tp, 0)) for tp in sorted(waiting)])
+            found: dict[tuple[str, int], list[tuple[int, int]]] = {tp: [] for tp in waiting}
             give_up_at = time.monotonic() + _SECONDS
             while waiting:
                 for message in consumer.consume(10_000, 0.1):
-                    at = (message.topic(), message.partition())
-                    if message.error() is None and at in waiting:
-                        found[at].append((message.offset(), crc32(message.value() or b"")))
+                    tp = (message.topic(), message.partition())
+                    if message.error() is None and tp in waiting:
+                        found[tp].append((message.offset(), crc32(message.value() or b"")))
                     elif message.error() is not None and message.error().code() == KafkaError._PARTITION_EOF:
-                        waiting.discard(at)
+                        waiting.discard(tp)
                 if time.monotonic() > give_up_at:
                     raise HistoryError(f"{len(waiting)} partitions were not read to their ends within {_SECONDS:g} s")
         finally:
             consumer.close()
-        for at, records in sorted(found.items()):
+        for tp, records in sorted(found.items()):
             if records:
-                self._positions[at] = records[-1][0] + 1
-                ranges = [[*at, start, end] for start, end, _ in runs(offset for offset, _ in records)]
+                self._positions[tp] = records[-1][0] + 1
+                ranges = [[*tp, start, end] for start, end, _ in runs(offset for offset, _ in records)]
                 values = {"values": [value for _, value in records]} if self._value_column else {}
                 self.file.append("produced", ranges=ranges, **values)
 
     def committed(self) -> None:
         """Record both commit logs of the group."""
-        partitions = [TopicPartition(*at) for at in self._partitions()]
+        partitions = [TopicPartition(*tp) for tp in self._partitions()]
         for log, name in _LOGS.items():
             request = ConsumerGroupTopicPartitions(name.format(self._group), partitions)
             answer = _retried(
                 lambda request=request: self._admin.list_consumer_group_offsets([request])[request.group_id].result()
             )
-            for one in answer.topic_partitions:
-                if one.offset >= 0:
-                    fields = {"topic": one.topic, "partition": one.partition, "offset": one.offset}
+            for commit in answer.topic_partitions:
+                if commit.offset >= 0:
+                    fields = {"topic": commit.topic, "partition": commit.partition, "offset": commit.offset}
                     self.file.append("committed", group=self._group, log=log, **fields)
 
     def dagster(self, instance: DagsterInstance, live: str, crash_lag: str) -> None:
@@ -176,8 +179,8 @@ class Observer:
         """
         there = sorted(rows, key=lambda row: (*row[:3], str(row[3:])))
         shown = []
-        for at, several in groupby(there, lambda row: row[:2]):
-            shown += [[*at, *run] for run in runs(row[2] for row in several)]
+        for tp, several in groupby(there, lambda row: row[:2]):
+            shown += [[*tp, *run] for run in runs(row[2] for row in several)]
         values = {"values": [crc32(str(row[3]).encode()) for row in there]} if self._value_column else {}
         self.file.append("read", time=began, snapshot=snapshot, rows=shown, **values)
 

@@ -27,11 +27,11 @@ def plant(which: str, load_table: Callable[[], Table]) -> tuple[str, int, int]:
 
     Args:
         which: ``loss`` or ``duplicate``.
-        load_table: returns the table; called again when another writer was faster.
+        load_table: returns the table; called again when another writer committed first.
 
     Raises:
         HistoryError: the table has no row.
-        CommitFailedException: other writers were faster each time.
+        CommitFailedException: other writers committed first, each time.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         table = load_table()
@@ -39,10 +39,10 @@ def plant(which: str, load_table: Callable[[], Table]) -> tuple[str, int, int]:
         if rows.num_rows == 0:
             raise HistoryError(f"table {'.'.join(table.name())} has no row to plant a {which} at")
         row = rows.slice(rows.num_rows // 2, 1)
-        at = tuple(row.column(name)[0].as_py() for name in ("topic", "partition", "offset"))
+        key = tuple(row.column(name)[0].as_py() for name in ("topic", "partition", "offset"))
         try:
             if which == "loss":
-                topic, partition, offset = at
+                topic, partition, offset = key
                 table.delete(
                     And(EqualTo("topic", topic), And(EqualTo("partition", partition), EqualTo("offset", offset)))
                 )
@@ -53,5 +53,5 @@ def plant(which: str, load_table: Callable[[], Table]) -> tuple[str, int, int]:
                 raise
             time.sleep(attempt)
         else:
-            return at
+            return key
     raise AssertionError("unreachable")

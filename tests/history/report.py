@@ -17,12 +17,13 @@ _SHOWN = 3
 
 def report(events: Sequence[Event], anomalies: Sequence[Anomaly]) -> Iterator[str]:
     """Return the lines of the report; the anomalies are sorted by kind."""
-    yield "events: " + ", ".join(f"{name} {count:,}" for name, count in sorted(Counter(e.type for e in events).items()))
-    for kind, several in groupby(anomalies, lambda one: one.kind):
+    counts = Counter(event.type for event in events)
+    yield "events: " + ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+    for kind, several in groupby(anomalies, lambda anomaly: anomaly.kind):
         found = list(several)
-        yield f"{kind}: {sum(one.end - one.start for one in found):,} offsets in {len(found):,} ranges"
-        for one in found[:_SHOWN]:
-            yield f"  {one}"
+        yield f"{kind}: {sum(anomaly.end - anomaly.start for anomaly in found):,} offsets in {len(found):,} ranges"
+        for anomaly in found[:_SHOWN]:
+            yield f"  {anomaly}"
         if len(found) > _SHOWN:
             yield f"  and {len(found) - _SHOWN:,} more ranges"
     yield f"history: {len(events):,} events, {len(anomalies):,} anomalies"

@@ -55,12 +55,12 @@ def difference(some: list[Span], others: list[Span]) -> list[Span]:
     for start, end in some:
         while j < len(others) and others[j][1] <= start:
             j += 1
-        at = j
-        while at < len(others) and others[at][0] < end:
-            if start < others[at][0]:
-                rest.append((start, others[at][0]))
-            start = max(start, others[at][1])  # noqa: PLW2901 - the rest of the span, behind what is cut out
-            at += 1
+        k = j
+        while k < len(others) and others[k][0] < end:
+            if start < others[k][0]:
+                rest.append((start, others[k][0]))
+            start = max(start, others[k][1])  # noqa: PLW2901 - the rest of the span, behind the cut
+            k += 1
         if start < end:
             rest.append((start, end))
     return rest

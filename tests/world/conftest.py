@@ -39,15 +39,15 @@ def real_dagster(services, tmp_path_factory, produce):
 @pytest.fixture
 def story(real_dagster, warm_spark, rows, catalog, tmp_path):
     """The story of a law under a protocol: ``story(law, protocol)``; its history is checked when the test ends."""
-    told = []
+    used = []
 
     def of(law, protocol):
         (case,) = (case for case in cases(real_dagster.name) if (case.law.name, case.protocol) == (law, protocol))
-        told.append(case)
+        used.append(case)
         return Story(case, real_dagster, warm_spark, rows)
 
     yield of
-    for case in told:
+    for case in used:
         if case.law.writes:
             check_history(case, real_dagster, catalog, tmp_path / f"{case.name}.jsonl")
 
