@@ -124,6 +124,7 @@ def _run(arguments, home):
         struck = _harass(stage, told, arguments)
         told("no more faults, no more orders: what is owed is done now")
         found = settle(stage, _SETTLE, told)
+        stage.end_reads()
         stage.observe()
         certified, sentence = audit(stage)
         if arguments.plant:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tests.world.power_loss import DagsterDev
 
 GROUP, CRASH_LAG = "orders-etl", "orders_crash_lag"
 _LOOK_SECONDS = 0.5
+_READ_EVERY_SECONDS = 10.0
 
 
 class Stage:
@@ -78,6 +81,19 @@ class Stage:
             load_table=self.load_table,
             value_column="order_json",
         )
+        self._no_more_reads = threading.Event()
+        self._reader = self._left.enter_context(ThreadPoolExecutor(1)).submit(self._read_repeatedly)
+        self._left.callback(self._no_more_reads.set)
+
+    def _read_repeatedly(self):
+        """Read the table during the faults too, as a separate reader does."""
+        while not self._no_more_reads.wait(_READ_EVERY_SECONDS):
+            self.history.read()
+
+    def end_reads(self):
+        """End the repeated reads, and raise the error that ended them before."""
+        self._no_more_reads.set()
+        self._reader.result()
 
     def load_table(self):
         """Return the table as pyiceberg has it now, without Spark."""

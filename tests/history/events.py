@@ -4,7 +4,8 @@ It judges nothing. Each event has ``time`` (seconds since the epoch), ``process`
 those of its type. A range is ``[topic, partition, start, end]``, half-open.
 
 The time of a ``read`` is the moment before the table was loaded. The time of every other event is a moment after the
-fact. So a row that a commit or a report covers has to be in each read that follows it.
+fact. So a row that a commit or a report covers has to be in each read that follows it. Reads must not overlap: else an
+earlier one may have a later snapshot.
 """
 
 from __future__ import annotations

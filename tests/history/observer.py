@@ -7,6 +7,7 @@ assets and partitions, the metadata key ``processed`` of a materialization, the 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ class Observer:
         self.file = HistoryFile(path, "observer")
         self._group, self._load_table, self._value_column = group, load_table, value_column
         self._servers, self._topics = bootstrap_servers, topics
+        self._reading = threading.Lock()
         self._positions: dict[tuple[str, int], int] = {}
         self._seen_materializations: dict[str, int] = {}
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
@@ -152,7 +154,7 @@ class Observer:
             self.file.append("certified", ranges=ranges("in_table"))
 
     def read(self) -> None:
-        """Read the whole table and record it; a table that does not exist has no rows."""
+        """Read the whole table and record it; a table that does not exist has no rows. Threads read in turn."""
         columns = ["topic", "partition", "offset", *([self._value_column] if self._value_column else [])]
 
         def load() -> tuple[float, int | None, list[tuple]]:
@@ -166,8 +168,9 @@ class Observer:
             lists = [rows.column(name).to_pylist() for name in columns]
             return began, snapshot and snapshot.snapshot_id, list(zip(*lists, strict=True))
 
-        began, snapshot, rows = _retried(load)
-        self.read_rows(rows, began=began, snapshot=snapshot)
+        with self._reading:
+            began, snapshot, rows = _retried(load)
+            self.read_rows(rows, began=began, snapshot=snapshot)
 
     def read_rows(self, rows: Iterable[tuple], *, began: float, snapshot: int | None = None) -> None:
         """Record rows that the caller has read: ``(topic, partition, offset)``, and the value if it is compared.
