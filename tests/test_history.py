@@ -577,6 +577,9 @@ def lake(tmp_path):
     catalog.create_namespace("shop")
     rows = [[TOPIC] * 4, [0, 0, 0, 1], [70, 71, 72, 70], ["tea", "mate", "cocoa", "tea"]]
     table = catalog.create_table("shop.orders", pa.table(rows, names=COLUMNS).schema)
+    with table.update_spec() as spec:
+        spec.add_identity("topic")
+        spec.add_identity("partition")
     table.append(pa.table(rows, names=COLUMNS))
     return lambda name="orders": catalog.load_table(f"shop.{name}")
 
@@ -602,6 +605,28 @@ def test_a_read_has_every_row_with_its_value(tmp_path, lake):
         ("read", {"snapshot": lake().current_snapshot().snapshot_id, "rows": rows, "values": values}),
         ("read", {"snapshot": None, "rows": [], "values": []}),
     ]
+
+
+def test_a_snapshot_names_the_ranges_that_it_added(tmp_path, lake):
+    """Each snapshot once, with the lowest and the highest offset of its files; evidence for a doubled row."""
+    one = observer(tmp_path, lake)
+    one.written()
+    lake().append(lake().scan("offset = 72").to_arrow())
+    one.written()
+    observer(tmp_path, lambda: lake("missing")).written()
+    assert [(name, fields["ranges"], fields["snapshot"]) for name, fields in seen(one)] == [
+        ("written", ranges, snapshot.snapshot_id)
+        for ranges, snapshot in zip(
+            ([[TOPIC, 0, 70, 73], [TOPIC, 1, 70, 71]], [[TOPIC, 0, 72, 73]]), lake().snapshots(), strict=True
+        )
+    ]
+
+
+def test_an_anomaly_names_the_lines_of_its_history():
+    """The line that produced the offset, those that wrote it, and the read that shows it."""
+    writes = [("written", {"run": "", "ranges": [[TOPIC, 0, n, 9]], "snapshot": n}) for n in (0, 8, 4)]
+    (anomaly,) = check(history(produced(0, 9), *writes, read((0, 4), (4, 5, 2), (5, 9))))
+    assert anomaly.lines == (1, 2, 4, 5)
 
 
 @pytest.mark.parametrize(("which", "times"), [("loss", 0), ("duplicate", 2)])

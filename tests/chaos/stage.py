@@ -101,10 +101,11 @@ class Stage:
         return catalog.load_table(TABLE)
 
     def observe(self):
-        """Record the records, both commit logs, Dagster's reports, and then a read of the whole table."""
+        """Record the records, both commit logs, Dagster's reports, the snapshots, and a read of the whole table."""
         self.history.produced()
         self.history.committed()
         self.history.dagster(self.dev.instance, "orders", CRASH_LAG)
+        self.history.written()
         self.history.read()
 
     def ends(self):

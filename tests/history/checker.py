@@ -6,7 +6,6 @@ Records are counted by runs of offsets, so a history of 500,000 records takes ab
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +31,10 @@ KINDS = (
     "certified_but_absent",
     "committed_backwards",
 )
+
+
+_LINES, _LOOKED_UP = 5, 1_000
+"""Lines of evidence for an anomaly, and anomalies that have such lines: each costs a search of all events."""
 
 
 class Anomaly(NamedTuple):
@@ -77,27 +80,28 @@ class _History:
     """The events in the order of their times, by type, with the spans that several checks need."""
 
     def __init__(self, events: list[Event]) -> None:
+        self._looked_up = 0
         self._by_type: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             self._by_type[event.type].append(event)
         self.produced = _spans(self.events("produced"))
         self.reads = [(event, _spans([event])) for event in self.events("read")]
-        self._produced_at: dict[Partition, list[Span]] = defaultdict(list)
-        for event in self.events("produced"):
-            for topic, partition, start, _ in event["ranges"]:
-                self._produced_at[topic, partition].append((start, event.line))
-        for starts in self._produced_at.values():
-            starts.sort()
+        self._made: dict[Partition, list[tuple[int, int, int]]] = defaultdict(list)
+        for event in (*self.events("produced"), *self.events("planned"), *self.events("written")):
+            for topic, partition, start, end in event["ranges"]:
+                self._made[topic, partition].append((start, end, event.line))
 
     def events(self, type: str, *, until: float = float("inf")) -> list[Event]:  # noqa: A002 - the file's word
         """Return the events of a type, up to a time."""
         return [event for event in self._by_type[type] if event.time <= until]
 
-    def produced_in(self, tp: Partition, offset: int) -> tuple[int, ...]:
-        """Return the line of the event that produced an offset."""
-        starts = self._produced_at[tp]
-        place = bisect_right(starts, (offset, float("inf"))) - 1
-        return (starts[place][1],) if place >= 0 else ()
+    def made(self, tp: Partition, offset: int) -> tuple[int, ...]:
+        """Return the lines of the events that produced, planned and wrote an offset: the first, and the last few."""
+        if self._looked_up >= _LOOKED_UP:
+            return ()
+        self._looked_up += 1
+        lines = sorted(line for start, end, line in self._made[tp] if start <= offset < end)
+        return (*lines[:1], *lines[1:][-_LINES:])
 
 
 def _spans(events: Iterable[Event]) -> Spans:
@@ -153,7 +157,7 @@ def _lost(history: _History) -> Iterator[Anomaly]:
         below = intersection(history.produced.get(tp, []), [(begins.get(tp, 0), end)])
         absent = difference(difference(below, excused.get(tp, [])), rows.get(tp, []))
         for start, stop in absent:
-            lines = (*history.produced_in(tp, start), due.line, read.line)
+            lines = (*history.made(tp, start), due.line, read.line)
             claim = f"committed {end}" if due.type == "committed" else f"green up to {end}"
             yield Anomaly("lost", *tp, start, stop, lines, f"produced, {claim}, absent from the last read")
 
@@ -164,7 +168,7 @@ def _doubled(history: _History) -> Iterator[Anomaly]:
     for read, _ in history.reads:
         several = _spans_of(row for row in read["rows"] if row[4] > 1)
         for tp, start, end in _unknown(several, known):
-            lines = (*history.produced_in(tp, start), read.line)
+            lines = (*history.made(tp, start), read.line)
             yield Anomaly("doubled", *tp, start, end, lines, "more than once in one read")
 
 
@@ -189,7 +193,7 @@ def _changed(history: _History) -> Iterator[Anomaly]:
             for first, originals in produced.get(tp, ()):
                 wrong[tp] += _differing(start, values, first, originals)
         for tp, start, end in _unknown({tp: union(spans) for tp, spans in wrong.items()}, known):
-            lines = (*history.produced_in(tp, start), read.line)
+            lines = (*history.made(tp, start), read.line)
             yield Anomaly("changed", *tp, start, end, lines, "another value than was produced")
 
 

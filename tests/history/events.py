@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIELDS = {
     "produced": {"ranges"},  # records of the topic; optional `values`: an id of each record, in the ranges' order
     "started": {"group", "topic", "partition", "offset"},  # the group begins here, 0 without this event
-    "planned": {"run", "lane", "ranges"},
+    "planned": {"run", "lane", "ranges"},  # evidence alone, as `written` is
     "written": {"run", "ranges", "snapshot"},
     "committed": {"group", "log", "topic", "partition", "offset"},  # `log`: live or catch-up
     "pending": {"group", "ranges"},  # all crash lag that is not processed yet; replaces what was pending before

@@ -16,7 +16,9 @@ from zlib import crc32
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from dagster import AssetKey, AssetRecordsFilter
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from sqlalchemy.exc import OperationalError
 
 from tests.history.events import HistoryError, HistoryFile
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from dagster import DagsterInstance
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
 
 _LOGS = {"live": "{}", "catch-up": "{}.catch-up"}
 """The consumer groups that have a group's two commit logs; the names are in the user documentation."""
@@ -67,6 +70,7 @@ class Observer:
         self._reading = threading.Lock()
         self._positions: dict[tuple[str, int], int] = {}
         self._seen_materializations: dict[str, int] = {}
+        self._seen_snapshots: set[int] = set()
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
 
     def produced(self) -> None:
@@ -153,6 +157,25 @@ class Observer:
         if found["certified"]:
             self.file.append("certified", ranges=ranges("in_table"))
 
+    def written(self) -> None:
+        """Record the ranges of the files that each new snapshot added: evidence, from which no anomaly follows.
+
+        A file has one range, from its lowest to its highest offset; a file without such statistics has none.
+        """
+        try:
+            table = _retried(self._load_table)
+        except NoSuchTableError:
+            return
+        for snapshot in table.snapshots():
+            if snapshot.snapshot_id not in self._seen_snapshots:
+                self._seen_snapshots.add(snapshot.snapshot_id)
+                try:
+                    ranges = _added(table, snapshot)
+                except FileNotFoundError:  # the snapshot has expired meanwhile
+                    ranges = []
+                taken = snapshot.timestamp_ms / 1000
+                self.file.append("written", time=taken, run="", ranges=ranges, snapshot=snapshot.snapshot_id)
+
     def read(self) -> None:
         """Read the whole table and record it; a table that does not exist has no rows. Threads read in turn."""
         columns = ["topic", "partition", "offset", *([self._value_column] if self._value_column else [])]
@@ -207,6 +230,26 @@ def _processed(metadata: dict) -> list:
         raise HistoryError(f"a materialization lacks the metadata {_PROCESSED!r}: {sorted(metadata)}")
     rows = [record.data for record in metadata[_PROCESSED].records]
     return [_range_of(f"{row['partition']}:{row['offsets']}") for row in rows if row["offsets"]]
+
+
+def _added(table: Table, snapshot: Snapshot) -> list:
+    """Return the range of each file that a snapshot added, of a table that is partitioned by topic and partition."""
+    schema = table.schema()
+    offset = schema.find_field("offset")
+    found = []
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content is not ManifestContent.DATA:
+            continue
+        spec = table.specs()[manifest.partition_spec_id]
+        names = [schema.find_column_name(field.source_id) for field in spec.fields]
+        for entry in manifest.fetch_manifest_entry(table.io):
+            file = entry.data_file
+            values = dict(zip(names, file.partition, strict=True))
+            bounds = [each.get(offset.field_id) for each in (file.lower_bounds, file.upper_bounds)]
+            if entry.status is ManifestEntryStatus.ADDED and {"topic", "partition"} <= values.keys() and all(bounds):
+                lowest, highest = (from_bytes(offset.field_type, bound) for bound in bounds)
+                found.append([values["topic"], values["partition"], lowest, highest + 1])
+    return sorted(found)
 
 
 def _retried(query: Callable[[], Any]) -> Any:

@@ -153,6 +153,7 @@ def check_history(location):
     history.produced()
     history.committed()
     history.dagster(location.instance, location.asset.name, location.asset.crash_lag.key.path[-1])
+    history.written()
     history.read()
     events = history.file.events()
     assert {"produced", "committed", "green", "read"} <= {event.type for event in events}
