@@ -423,7 +423,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda one
 
 @given(SPANS, SPANS)
 def test_spans_are_sets_of_offsets(some, others):
-    """Difference and intersection give what sets give, as sorted spans that do not touch."""
+    """Difference and intersection give the same offsets as sets do, sorted."""
     one, other = ({n for span in spans for n in range(*span)} for spans in (some, others))
     for spans, offsets in ((difference(some, others), one - other), (intersection(some, others), one & other)):
         assert [n for span in spans for n in range(*span)] == sorted(offsets)
@@ -522,7 +522,7 @@ def test_the_command_ends_with_0_without_anomalies_and_with_2_without_a_history(
 
 
 def test_the_report_counts_ranges_that_it_does_not_show():
-    """Every range counts, also those whose evidence is not printed."""
+    """Every range counts, also a range without printed evidence."""
     anomalies = check(events := history(produced(0, 20), committed(20), read(*((n, n + 1) for n in range(0, 20, 2)))))
     assert list(report(events, anomalies))[-1] == "history: 3 events, 10 anomalies"
 
@@ -543,7 +543,7 @@ print(len(sys.modules))
 
 
 def test_the_checker_imports_nothing_of_the_product():
-    """Neither a module of it nor what it imports may need the product: it has to stay a witness of its own."""
+    """Each module can be imported without the product, and so can every library that it imports."""
     names = [f"tests.history.{path.stem}" for path in MODULES if path.stem != "__init__"]
     assert "tests.history.checker" in names
     done = subprocess.run(

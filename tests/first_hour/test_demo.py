@@ -96,7 +96,7 @@ def broker_of(home):
 
 
 def check_history(folder, bootstrap_servers, load_table):
-    """Compare what the demo left: the topic's records, both commit logs, Dagster's reports, and the table."""
+    """Compare the topic's records, both commit logs and Dagster's reports with the table of a demo that has ended."""
     observer = Observer(
         folder / "history.jsonl",
         bootstrap_servers=bootstrap_servers,

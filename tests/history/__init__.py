@@ -1,4 +1,4 @@
-"""A history of what a pipeline produced, wrote and reported, and a checker of it.
+"""Histories of a pipeline, and a checker that finds their contradictions.
 
-Nothing here imports the product: the checker stays a witness of its own while the product changes.
+Nothing here imports the product: the checker stays independent while the product changes.
 """

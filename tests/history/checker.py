@@ -118,7 +118,7 @@ def _spans_of(ranges: Iterable[Sequence]) -> Spans:
 
 
 def _unknown(spans: Spans, known: Spans) -> Iterator[tuple[Partition, int, int]]:
-    """Return what is not known yet, and add it to what is known: each offset is reported once."""
+    """Return the spans that are not known yet, and add them to the known ones: each offset is reported once."""
     for tp, some in spans.items():
         for start, end in difference(some, known.get(tp, [])):
             yield tp, start, end

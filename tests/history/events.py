@@ -26,7 +26,7 @@ FIELDS = {
     "planned": {"run", "lane", "ranges"},  # evidence alone, as `written` is
     "written": {"run", "ranges", "snapshot"},
     "committed": {"group", "log", "topic", "partition", "offset"},  # `log`: live or catch-up
-    "pending": {"group", "ranges"},  # all crash lag that is not processed yet; replaces what was pending before
+    "pending": {"group", "ranges"},  # all crash lag that is not processed yet; replaces the event before
     "green": {"run", "ranges"},  # a run or a partition reported success over these
     "certified": {"ranges"},  # an audit reported that each record of these is in the table once
     "written_off": {"ranges", "reason"},  # given up by name: forgiven, expired, deleted by retention

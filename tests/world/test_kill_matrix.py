@@ -148,7 +148,7 @@ def check_all_done(location, rows):
 
 
 def check_history(location):
-    """Everything that was seen from outside fits together: the records, both commit logs, the reports, all reads."""
+    """Compare the records, both commit logs, the reports and all reads, as an observer from outside has them."""
     history = location.history
     history.produced()
     history.committed()
