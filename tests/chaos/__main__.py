@@ -16,6 +16,9 @@ import click
 from tests.chaos.faults import FAULTS, strikes
 from tests.chaos.stage import Stage
 from tests.chaos.verdict import Struck, audit, ends_of_runs, settle, table_of
+from tests.history.checker import check
+from tests.history.planted import PLANTS, plant
+from tests.history.report import report
 
 _WARM_UP, _SETTLE, _LATEST = 600.0, 600.0, 240.0  # seconds
 
@@ -26,7 +29,8 @@ Starts, in a folder of its own: a Kafka broker and a Spark Connect server, each 
 tests/chaos/orders.py (two live runs, crash lag mode, the sensor on); a producer of orders whose values are known. Then
 one fault after the other, and after each the wait until every partition has a row that was produced after it. At last
 all that is missing is backfilled, every row is counted by its offset and value, without Spark, and the product's own
-`kafka-liveness audit --deep` has to certify the table.
+`kafka-liveness audit --deep` has to certify the table. The history of all of it (history.jsonl: records, commits,
+reports, reads after each fault and at the end) is checked by tests/history, which imports nothing of the product.
 """
 _MORE = """\
 The seed decides the order of the faults, how long each lasts, who is struck, the group protocol (even: classic, odd:
@@ -37,7 +41,8 @@ faults, and within how many seconds each partition is to be fresh after it: what
 counts as often as there are processes that want a core (the load average over the cores), for they have to share it:
 {faults}
 
-Exit code 0: lost 0, duplicated 0, certified, and never late. 1: not so; the folder with all logs is kept, and named.
+Exit code 0: lost 0, duplicated 0, certified, never late, and a history without anomalies. 1: not so; the folder with
+all logs is kept, and named. --plant alters a row of the table before the last read: the history has to show it.
 Ctrl-C stops everything that was started. It keeps two cores busy and takes 4 GB.
 
 example:
@@ -59,6 +64,7 @@ def _arguments(argv):
     parser.add_argument("--rate", type=float, default=40.0, help="orders a second, over 4 partitions (40)")
     names = [one.name for one in FAULTS]
     parser.add_argument("--only", action="append", choices=names, metavar="FAULT", help="only this fault; repeatable")
+    parser.add_argument("--plant", choices=PLANTS, help="delete a row, or append it twice, before the last read")
     parser.add_argument("--keep", action="store_true", help="keep the folder even if all is well")
     return parser.parse_args(argv)
 
@@ -93,6 +99,7 @@ def _harass(stage, told, arguments):
             told(f"{strike.fault.name}: there was nobody to do it to")
             continue
         seconds = stage.seconds_to_fresh(strike.fault.bound(_slow()) + _LATEST)
+        stage.observe()
         struck.append(one := Struck(strike.fault, seconds, strike.fault.bound(_slow())))
         after = "never fresh again" if seconds is None else f"fresh after {seconds:5.1f} s"
         told(f"{did:<62} {after}, bound {one.bound:3.0f} s{'  LATE' if one.late else ''}")
@@ -117,17 +124,26 @@ def _run(arguments, home):
         struck = _harass(stage, told, arguments)
         told("no more faults, no more orders: what is owed is done now")
         found = settle(stage, _SETTLE, told)
+        stage.end_reads()
+        stage.observe()
         certified, sentence = audit(stage)
+        if arguments.plant:
+            topic, partition, offset = plant(arguments.plant, stage.load_table)
+            told(f"planted a {arguments.plant} at {topic}:{partition}:{offset}")
+        stage.observe()
+        history = stage.history.file.events()
+        anomalies = check(history)
         ends, errors = ends_of_runs(stage)
     click.echo("\nruns: " + ", ".join(f"{count} {end}" for end, count in sorted(ends.items())))
     for error, count in errors.most_common():
         click.echo(f"  {count} x {error}")
     click.echo("\n" + "\n".join(table_of(struck)))
     late = sum(one.late for one in struck)
-    holds = found.lost == found.duplicated == late == 0 and certified and bool(struck)
+    holds = found.lost == found.duplicated == late == 0 and certified and bool(struck) and not anomalies
     click.echo(f"\nproduced {found.produced:,}, in the table {found.in_table:,}")
     click.echo(f"lost {found.lost}, duplicated {found.duplicated}, late {late} of {len(struck)}")
     click.echo(f"audit --deep: {sentence}")
+    click.echo("\n".join(report(history, anomalies)))
     click.echo(f"seed {arguments.seed}: {'holds' if holds else 'DOES NOT HOLD'}")
     return holds
 

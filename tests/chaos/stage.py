@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -22,11 +24,13 @@ from definitions.feed import PARTITIONS, OrdersFeed
 from kafka_liveness_dagster.embedded import services, state
 from tests.chaos.orders import HEARTBEAT, SESSION
 from tests.chaos.services import Broker, Spark, addresses
+from tests.history.observer import Observer
 from tests.timeouts import set_timeouts
 from tests.world.power_loss import DagsterDev
 
 GROUP, CRASH_LAG = "orders-etl", "orders_crash_lag"
 _LOOK_SECONDS = 0.5
+_READ_EVERY_SECONDS = 10.0
 
 
 class Stage:
@@ -69,6 +73,40 @@ class Stage:
             DagsterDev(self.home, code, addresses(self.broker, self.spark, proxied=True))
         )
         self.dev.start()
+        self.history = Observer(
+            self.home / "history.jsonl",
+            bootstrap_servers=self.judged.bootstrap_servers,
+            topics=["orders"],
+            group=GROUP,
+            load_table=self.load_table,
+            value_column="order_json",
+        )
+        self._no_more_reads = threading.Event()
+        self._reader = self._left.enter_context(ThreadPoolExecutor(1)).submit(self._read_repeatedly)
+        self._left.callback(self._no_more_reads.set)
+
+    def _read_repeatedly(self):
+        """Read the table during the faults too, as a separate reader does."""
+        while not self._no_more_reads.wait(_READ_EVERY_SECONDS):
+            self.history.read()
+
+    def end_reads(self):
+        """End the repeated reads, and raise the error that ended them before."""
+        self._no_more_reads.set()
+        self._reader.result()
+
+    def load_table(self):
+        """Return the table as pyiceberg has it now, without Spark."""
+        catalog = SqlCatalog(self.judged.catalog_name, uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
+        return catalog.load_table(TABLE)
+
+    def observe(self):
+        """Record the records, both commit logs, Dagster's reports, the snapshots, and a read of the whole table."""
+        self.history.produced()
+        self.history.committed()
+        self.history.dagster(self.dev.instance, "orders", CRASH_LAG)
+        self.history.written()
+        self.history.read()
 
     def ends(self):
         """The next offset of each partition that the feed will hear of."""
@@ -88,10 +126,9 @@ class Stage:
 
     def _has(self, partition, offset):
         """Whether the table has a row of the partition from that offset on; read without Spark."""
-        catalog = SqlCatalog(self.judged.catalog_name, uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
         wanted = And(EqualTo("partition", partition), GreaterThanOrEqual("offset", offset))
         with suppress(NoSuchTableError, OperationalError):  # not made yet; or Spark is writing its name
-            return catalog.load_table(TABLE).scan(wanted, ("offset",), limit=1).to_arrow().num_rows > 0
+            return self.load_table().scan(wanted, ("offset",), limit=1).to_arrow().num_rows > 0
         return False
 
     def workers(self, *jobs):

@@ -55,7 +55,7 @@ def settle(stage, patience, say):
 
 
 def audit(stage):
-    """``kafka-liveness audit --deep``: whether it certifies, and its sentence."""
+    """``kafka-liveness audit --deep``: whether it certifies, and its sentence. The history has the certificate."""
     at = stage.judged
     asked = [GROUP, "--deep", "--json", "--bootstrap-servers", at.bootstrap_servers, "--spark", at.spark_remote]
     done = subprocess.run(
@@ -64,6 +64,7 @@ def audit(stage):
     if done.returncode not in (0, 1):
         return False, f"no certificate: {done.stderr.strip()[-400:]}"
     told = json.loads(done.stdout)
+    stage.history.audit(told)
     return told["certified"] and told["owed_offsets"] == 0, told["sentence"]
 
 

@@ -9,9 +9,14 @@ import signal
 import subprocess
 from contextlib import contextmanager
 
+import dagster as dg
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
+from kafka_liveness_dagster.embedded import services
 from tests.first_hour.processes import processes_of
+from tests.history.checker import check
+from tests.history.observer import Observer
 
 
 @contextmanager
@@ -73,7 +78,41 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path, installed, moment):
 
 def test_the_story_holds(story):
     """A worker killed in mid-batch costs no order and doubles none; the skipped ranges are partitions, all done."""
-    it_holds(*story())
+    code, output, json_file = story()
+    it_holds(code, output, json_file)
+    folder = json_file.parent
+    with broker_of(folder / "state" / "demo") as found:
+        catalog = SqlCatalog(found.catalog_name, uri=found.catalog_uri, warehouse=found.warehouse)
+        check_history(folder, found.bootstrap_servers, lambda: catalog.load_table("shop.orders"))
+
+
+@contextmanager
+def broker_of(home):
+    """Start the broker of a demo that has ended: its topic and both commit logs are still in the state folder."""
+    try:
+        yield services.ensure(home=home, which=("kafka",))
+    finally:
+        services.stop(home)
+
+
+def check_history(folder, bootstrap_servers, load_table):
+    """Compare the topic's records, both commit logs and Dagster's reports with the table of a demo that has ended."""
+    observer = Observer(
+        folder / "history.jsonl",
+        bootstrap_servers=bootstrap_servers,
+        topics=["orders"],
+        group="orders-etl",
+        load_table=load_table,
+        value_column="order_json",
+    )
+    observer.produced()
+    observer.committed()
+    with dg.DagsterInstance.from_config(str(folder / "state" / "demo" / "dagster")) as instance:
+        observer.dagster(instance, "orders", "orders_crash_lag")
+    observer.read()
+    events = observer.file.events()
+    assert {"produced", "committed", "green", "read"} <= {event.type for event in events}
+    assert check(events) == []
 
 
 def it_holds(code, output, json_file):

@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 from definitions.demo.verdict import TABLE
 from tests.first_hour.conftest import HURRY
 from tests.first_hour.dist import OURS
-from tests.first_hour.test_demo import demo_in, it_holds
+from tests.first_hour.test_demo import check_history, demo_in, it_holds
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,9 @@ def test_the_whole_story(user, stores, services, tmp_path):
         output = told.communicate(timeout=1000)[0]
     it_holds(told.returncode, output, folder / "verdict.json")
     assert services.bootstrap_servers in output
-    files = load_catalog("lake", **stores.pyiceberg_settings()).load_table(TABLE).inspect.files()
+    catalog = load_catalog("lake", **stores.pyiceberg_settings())
+    check_history(folder, services.bootstrap_servers, lambda: catalog.load_table(TABLE))
+    files = catalog.load_table(TABLE).inspect.files()
     places = files.column("file_path").to_pylist()
     assert [place for place in places if not (stores.objects / place.removeprefix("s3://")).is_file()] == []
     assert len(places) > 0

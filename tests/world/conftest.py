@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.commit_log import Mark
+from tests.history.checker import check
+from tests.history.observer import Observer
 from tests.timeouts import be_patient
 from tests.world.chaos import cases
 from tests.world.one_group import World
@@ -44,11 +46,32 @@ def real_dagster(services, tmp_path_factory, produce):
 
 
 @pytest.fixture
-def story(real_dagster, warm_spark, rows):
-    """The story of a law under a protocol: ``story(law, protocol)``."""
+def story(real_dagster, warm_spark, rows, catalog, tmp_path):
+    """The story of a law under a protocol: ``story(law, protocol)``; its history is checked when the test ends."""
+    used = []
 
     def of(law, protocol):
         (case,) = (case for case in cases(real_dagster.name) if (case.law.name, case.protocol) == (law, protocol))
+        used.append(case)
         return Story(case, real_dagster, warm_spark, rows)
 
-    return of
+    yield of
+    for case in used:
+        if case.law.writes:
+            check_history(case, real_dagster, catalog, tmp_path / f"{case.name}.jsonl")
+
+
+def check_history(case, world, catalog, path):
+    """Compare the topic, both commit logs, the reports and the table; a batch under way contradicts none of them."""
+    history = Observer(
+        path,
+        bootstrap_servers=world.services.bootstrap_servers,
+        topics=[case.topic],
+        group=case.group_id,
+        load_table=lambda: catalog.load_table(case.table.partition(".")[2]),
+    )
+    history.produced()
+    history.committed()
+    history.dagster(world.instance, case.name, f"{case.name}_crash_lag")
+    history.read()
+    assert check(history.file.events()) == []

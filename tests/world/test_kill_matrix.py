@@ -7,6 +7,7 @@ the living do what the sensor asks for. How they run varies from step to step, s
 from __future__ import annotations
 
 import itertools
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.offsets import Span, difference
 from kafka_liveness_dagster.failpoints import Failpoint
+from tests.history.checker import check
+from tests.history.observer import Observer
 from tests.world.killed import HEARTBEAT, PARTITIONS, SESSION, Catalog, Location, Other
 from tests.world.left_behind import await_end
 from tests.world.stories import ALONE_YAML
@@ -47,7 +50,7 @@ def instance(tmp_path_factory):
 
 
 @pytest.fixture
-def location(services, instance, make_topic, make_group, produce, table, warm_spark):  # noqa: PLR0917
+def location(services, instance, make_topic, make_group, produce, table, catalog, warm_spark, tmp_path):  # noqa: PLR0917
     """Make a group that is about to lose a run: ``location(conditions)``."""
     with ExitStack() as others:
 
@@ -57,6 +60,13 @@ def location(services, instance, make_topic, make_group, produce, table, warm_sp
             settings = {**conditions._asdict(), "parallel": lane != IN_ORDER}
             del settings["lane"]
             found = Location(instance, services, topics, table, group, **settings)
+            found.history = Observer(
+                tmp_path / "history.jsonl",
+                bootstrap_servers=services.bootstrap_servers,
+                topics=topics,
+                group=group,
+                load_table=lambda: catalog.load_table(table.partition(".")[2]),
+            )
 
             def more(*counts):
                 for topic, count in zip(topics, counts, strict=True):
@@ -110,8 +120,11 @@ def check_invariants(location, rows, meanwhile=lambda: None):
     The table is read last: what a dead run left with Spark may land at any time, and is owed no more from then on.
     """
     facts = location.facts()
+    location.history.committed()
     meanwhile()
+    began = time.time()
     found = rows(location.table)
+    location.history.read_rows(((row["topic"], row["partition"], row["offset"]) for row in found), began=began)
     for tp, one in facts.items():
         there = offsets(found, tp)
         done = difference((Span(0, one.committed or 0),), one.outstanding)
@@ -146,6 +159,20 @@ def check_all_done(location, rows):
     assert location.missing() == []
     assert not location.tick(), "nothing is left to do"
     assert location.missing() == [], "what is done is not owed again"
+    check_history(location)
+
+
+def check_history(location):
+    """Compare the records, both commit logs, the reports and all reads, as an observer from outside has them."""
+    history = location.history
+    history.produced()
+    history.committed()
+    history.dagster(location.instance, location.asset.name, location.asset.crash_lag.key.path[-1])
+    history.written()
+    history.read()
+    events = history.file.events()
+    assert {"produced", "committed", "green", "read"} <= {event.type for event in events}
+    assert check(events) == []
 
 
 @pytest.fixture
