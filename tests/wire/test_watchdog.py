@@ -205,3 +205,16 @@ def test_a_fence_is_of_one_membership():
     dog.fence(FenceReason.PARTITIONS_LOST, before)
     dog.check()
     assert left == []
+
+
+def test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down():
+    """Between the look at the timer and the fence the owner polled: there is nothing to fence any more."""
+    left, answers = [], iter([True, False])
+
+    class PolledMeanwhile(PollTimer):
+        def expired(self, now_ms):
+            return next(answers)
+
+    dog = Watchdog(PolledMeanwhile(60_000, now_ms()), link(), left.append)
+    dog.check()
+    assert (dog.reason, left) == (None, []), "a deadline that was met raises no fence"
