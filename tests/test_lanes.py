@@ -1,0 +1,64 @@
+"""Which partitions of a catch-up run are processed again, and under which of them its offsets are reported."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.partition_keys import range_of
+from kafka_liveness_dagster.lanes.lanes import _again, _quarantines
+
+DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
+SENSOR = "dagster/sensor_name"
+
+
+@pytest.fixture(scope="module")
+def asset():
+    """The settings of an asset."""
+    return kl.kafka_asset(name="orders", topics=["orders"], group_id="orders-etl", table="lake.shop.orders")(
+        lambda batch: batch
+    ).settings
+
+
+@pytest.fixture
+def context(asset):
+    """A run's: one crash lag partition is materialized, and so is a key of the same form of the live asset."""
+    materialized = {asset.crash_lag_key: {DONE}, asset.key: {MISSING}}
+    instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__)
+
+    def make(tags=None):
+        events, run = [], SimpleNamespace(tags=tags or {})
+        return SimpleNamespace(run=run, instance=instance, log=Mock(), log_event=events.append, events=events)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("tags", "again"),
+    [
+        ({}, [DONE, REPLAY]),
+        ({SENSOR: "another_group"}, [DONE, REPLAY]),
+        ({SENSOR: "orders_group"}, [REPLAY]),
+    ],
+    ids=["somebody", "another sensor", "the sensor of the group"],
+)
+def test_materialized_partitions_and_replays_are_processed_again(asset, context, tags, again):
+    """The sensor asks for missing partitions: one that was materialized since by another run needs no second pass."""
+    asked = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
+    assert _again(asset, context(tags), asked) == [range_of(key) for key in again], "these are processed again"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reported"), [([DONE, REPLAY], REPLAY), ([DONE], "orders:3:150-151"), ([], "orders:3:150-151")]
+)
+def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset, context, asked, reported):
+    """On its own partition where the run was not asked for it: the live lane has owed it since."""
+    run = context()
+    _quarantines(asset, run, asked)(OffsetRange("orders", 3, 150, 151), "too slow", "too slow alone")
+    [event] = run.events
+    assert (event.asset_key, event.partition) == (asset.crash_lag_key, reported)
+    assert event.metadata["offsets"].value == 1

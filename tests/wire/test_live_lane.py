@@ -1,0 +1,148 @@
+"""What one membership settles and plans, on a log that is deleted, recreated or expires under it."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.accounts import Account
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.fairness import Rotation, Wanted
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.resume import Owned, ResumePolicy
+from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts, TopicRecreatedError
+from kafka_liveness_dagster.kafka.config import LiveSettings
+from kafka_liveness_dagster.kafka.findings import Found
+from kafka_liveness_dagster.kafka.live import LiveLane
+
+AT = TopicPartition("orders", 3)
+WANTED = Wanted(500)
+SKIP = ResumePolicy(on_data_loss="skip")
+
+
+class Steps:
+    """Everything that the lane does, in order: the broker, the member, the second log and the table in one.
+
+    Attributes:
+        bounds: log start and log end.
+        topic_id: as the broker tells it; empty for a broker that tells none.
+        done: the steps.
+    """
+
+    target = "lake.shop.orders"
+
+    def __init__(self):
+        self.bounds, self.topic_id, self.done = (0, 120), "", []
+        self.arrived, self.owned = {}, {}
+        self.listening = SimpleNamespace(looked=lambda _ends: None)
+
+    def log_bounds(self, partitions):
+        return dict.fromkeys(partitions, self.bounds)
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, self.topic_id)
+
+    def facts(self, _group_id, partitions):
+        mark = LiveMark(Mark.RUNNING, "0badcafe", origin=Origin(0, self.topic_id))
+        one = PartitionFacts(70, mark, *self.bounds, DoneLog(120, origin=Origin(0)), topic_id=self.topic_id)
+        return dict.fromkeys(partitions, one)
+
+    def accounts(self, asked):
+        return {tp: Account((Span(0, 70),), start=0) for tp in asked}
+
+    def adopt(self, settled):
+        self.done.append(("first log", {tp: one.committed for tp, one in settled.items()}))
+        self.owned.update(settled)
+
+    def put(self, logs):
+        self.done.append(("second log", {tp: after.outstanding((Span(0, 120),)) for tp, (_, after) in logs.items()}))
+
+    def tell(self, reported):
+        self.done.append(("told as lost", reported))
+
+    def learn(self, accounts):
+        self.done.append(("table", dict(accounts)))
+
+    def believe(self, accounts):
+        """Nothing: the history of this table is complete."""
+
+
+@pytest.fixture
+def steps():
+    """The steps of one lane."""
+    return Steps()
+
+
+@pytest.fixture
+def lane(steps):
+    """A lane with these settings: ``lane(policy=…)``."""
+
+    def make(policy=SKIP):
+        settings = LiveSettings(("orders",), "orders-etl", 500, policy=policy, witness=steps)
+        log = logging.getLogger("kafka_liveness_dagster")
+        parts = {"found": Found(), "poison": (), "rotation": Rotation(), "second": lambda: steps, "log": log}
+        return LiveLane(steps, steps, settings, **parts)
+
+    return make
+
+
+def test_a_position_behind_the_log_end_ends_the_run(steps, lane):
+    """The topic was recreated, on a broker that tells no topic ids: the lane would wait at a log end of before."""
+    steps.owned[AT] = Owned(120, 120)
+    steps.bounds = (0, 30)
+    with pytest.raises(TopicRecreatedError, match="orders:3 is committed at 120 but its log ends at 30"):
+        lane().plan(WANTED)
+
+
+def test_offsets_that_expired_under_a_live_member_end_the_run(steps, lane):
+    """Unless the user has chosen to go on without them."""
+    steps.owned[AT] = Owned(70, 70)
+    steps.bounds = (100, 120)
+    with pytest.raises(DataExpiredError, match="30 offsets were deleted before they were processed"):
+        lane(ResumePolicy()).plan(WANTED)
+
+
+def test_exactly_what_expired_is_passed_and_reported(steps, lane):
+    """By both logs and the table, before anything behind it is planned; nothing that is there is passed."""
+    steps.owned[AT] = Owned(70, 70)
+    steps.bounds = (100, 120)
+    live = lane()
+    batch = live.plan(WANTED)
+    gone = {AT: (Span(70, 100),)}
+    assert steps.done == [("told as lost", gone), ("table", {AT: Account(reported=gone[AT])})]
+    assert live._found.lost == [OffsetRange("orders", 3, 70, 100)]
+    assert batch.ranges == (OffsetRange("orders", 3, 100, 120),)
+    assert (steps.owned[AT].committed, steps.owned[AT].position) == (100, 120), (
+        "the next commit begins at the log start"
+    )
+
+
+def test_a_partition_with_an_open_batch_is_not_passed(steps, lane):
+    """The batch of 70-90 may be in the table by now: only its commit decides about these offsets."""
+    steps.owned[AT] = Owned(70, 90)
+    steps.bounds = (100, 120)
+    with pytest.raises(DataExpiredError):
+        lane().plan(WANTED)
+    assert steps.done == []
+
+
+def test_the_second_log_is_written_before_the_first(steps, lane):
+    """A former life of the group had 70-120 done: a crash between the two writes would lose these offsets."""
+    steps.arrived[AT] = 1
+    lane(ResumePolicy(enable_parallel_rebalance=True)).settle()
+    assert [what for what, _ in steps.done][:2] == ["second log", "first log"]
+    assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
+
+
+def test_a_recreated_topic_is_known_before_anything_is_planned_of_it(steps, lane):
+    """Also where it has more records by now than the old one had."""
+    steps.owned[AT] = Owned(70, 70)
+    live = lane()
+    steps.topic_id = "T1"
+    assert live.plan(WANTED).ranges == (OffsetRange("orders", 3, 70, 120),)
+    steps.topic_id, steps.bounds = "T2", (0, 500)
+    with pytest.raises(TopicRecreatedError, match="T2"):
+        live.plan(WANTED)
+    assert steps.owned[AT].position == 120

@@ -1,0 +1,94 @@
+"""One membership after the other: the fence ends each, and the next one begins when it has left."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.memberships import Memberships
+
+TIMEOUT_SECONDS = 20.0
+
+
+class Lane:
+    """A lane that records its leave.
+
+    Attributes:
+        held: who leaves first waits for it.
+    """
+
+    def __init__(self, steps):
+        self.steps, self.held, self.entered = steps, threading.Event(), threading.Event()
+        self.held.set()
+        self.member = SimpleNamespace(joined=True, ended=None, owned={}, serve=lambda *_: None, leave=self.end)
+
+    def leave(self, reason):
+        if not self.held.is_set() and not self.entered.is_set():
+            self.entered.set()
+            assert self.held.wait(TIMEOUT_SECONDS)
+        self.steps.append(("left", reason))
+
+    def end(self, *, release):
+        self.steps.append(("closed", release))
+
+    def settle(self):
+        """Nothing has arrived."""
+
+
+@pytest.fixture
+def steps():
+    """What happens to the memberships, in order."""
+    return []
+
+
+@pytest.fixture
+def memberships(steps):
+    """The memberships of one consumer, in the first of which it is."""
+
+    def join():
+        steps.append(("joined", None))
+        return Lane(steps)
+
+    link = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+    made = Memberships(PollTimer(60_000, now_ms()), link, join, serves_while_busy=False)
+    made.serve()
+    steps.clear()
+    yield made
+    made.watchdog.stop()
+
+
+def test_the_next_membership_begins_when_the_one_before_has_left(memberships, steps):
+    """The watchdog's thread has raised the fence and has not come to leave yet: two members would be in the group."""
+    before = memberships.lane
+    before.held.clear()
+    fence = (FenceReason.PARTITIONS_LOST, before.leave)
+    watchdogs = threading.Thread(target=memberships.watchdog.fence, args=fence, daemon=True)
+    watchdogs.start()
+    assert before.entered.wait(TIMEOUT_SECONDS)
+    memberships.serve()
+    before.held.set()
+    watchdogs.join(TIMEOUT_SECONDS)
+    assert steps[:2] == [("left", FenceReason.PARTITIONS_LOST), ("joined", None)], "leave comes before join"
+
+
+@pytest.mark.parametrize(
+    ("reason", "released"),
+    [(FenceReason.RUN_ENDED, False), (FenceReason.RUN_CANCELED, True)],
+    ids=["run ended", "run canceled"],
+)
+def test_a_fence_decides_whether_the_partitions_are_released(memberships, steps, reason, released):
+    """An ended run leaves them as a crash does, however the block of the consumer is left."""
+    memberships.watchdog.fence(reason, memberships.lane.leave)
+    memberships.close(release=not released)
+    assert steps == [("left", reason), ("closed", released)], "the fence decides"
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_without_a_fence_the_consumer_decides(memberships, steps, release):
+    """By how its block is left."""
+    memberships.close(release=release)
+    assert steps == [("closed", release)]
