@@ -60,5 +60,6 @@ def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset
     run = context()
     _quarantines(asset, run, asked)(OffsetRange("orders", 3, 150, 151), "too slow", "too slow alone")
     [event] = run.events
-    assert (event.asset_key, event.partition) == (asset.crash_lag_key, reported)
+    told = (event.asset_key, event.partition)
+    assert told == (asset.crash_lag_key, reported), "reported on the partition that the run was asked for"
     assert event.metadata["offsets"].value == 1

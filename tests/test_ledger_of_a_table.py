@@ -78,15 +78,16 @@ def test_a_sum_hides_nothing_that_was_written_since_it_was_read(table, opened):
     assert done(opened()) == (Span(0, 30),), "the ledger hides a commit"
 
 
-def test_rows_that_a_rollback_removed_are_not_told_on(table, opened):
-    """The process that wrote them ends, before it writes that they are there."""
+@pytest.mark.parametrize("rolled_back", [1, 2])
+def test_rows_that_a_rollback_removed_are_not_told_on(table, opened, rolled_back):
+    """The process that wrote them ends, before it writes that they are there; so many snapshots are gone."""
     lane = opened()
-    first = table.put(lane, 0, 10)
-    table.put(lane, 10, 20)
-    table.current_id = first
-    with pytest.raises(RowsMissingError, match="lacks orders:3:10-20"):
-        table.put(lane, 20, 30)
-    assert done(opened()) == (Span(0, 10),)
+    snapshots = [table.put(lane, start, start + 10) for start in (0, 10, 20)]
+    table.current_id = snapshots[-1 - rolled_back]
+    lost = f"lacks orders:3:{30 - 10 * rolled_back}-30"
+    with pytest.raises(RowsMissingError, match=lost):
+        table.put(lane, 30, 40)
+    assert done(opened()) == (Span(0, 30 - 10 * rolled_back),)
 
 
 def test_rows_of_others_that_a_rollback_removed_are_not_told_on(table, opened):

@@ -132,7 +132,7 @@ def test_the_second_log_is_written_before_the_first(steps, lane):
     """A former life of the group had 70-120 done: a crash between the two writes would lose these offsets."""
     steps.arrived[AT] = 1
     lane(ResumePolicy(enable_parallel_rebalance=True)).settle()
-    assert [what for what, _ in steps.done][:2] == ["second log", "first log"]
+    assert [what for what, _ in steps.done][:2] == ["second log", "first log"], "the second log comes first"
     assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
 
 
