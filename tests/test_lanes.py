@@ -1,7 +1,8 @@
-"""Which partitions of a catch-up run are processed again, and under which of them its offsets are reported."""
+"""The partitions of a catch-up run, and the end of a live one."""
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -10,7 +11,8 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.lanes.lanes import _again, _quarantines
+from kafka_liveness_dagster.lanes import lanes as module
+from kafka_liveness_dagster.lanes.lanes import _again, _quarantines, _until_idle
 
 DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
 SENSOR = "dagster/sensor_name"
@@ -63,3 +65,42 @@ def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset
     told = (event.asset_key, event.partition)
     assert told == (asset.crash_lag_key, reported), "reported on the partition that the run was asked for"
     assert event.metadata["offsets"].value == 1
+
+
+class Idle:
+    """A run without data: its consumer, its materializations and its clock.
+
+    Attributes:
+        now: the time.
+        due: how long until the next materialization, at each poll.
+        polls: how long each poll was to wait.
+    """
+
+    def __init__(self, *due):
+        self.now, self.due, self.polls = 0.0, list(due), []
+
+    def has_time_for_a_batch(self):
+        return True
+
+    def poll(self, seconds, _max_records, **_):
+        self.polls.append(seconds)
+        self.now += seconds
+
+    def tell_if_due(self, *, may_wait):
+        assert may_wait
+
+    @property
+    def due_in_seconds(self):
+        return self.due.pop(0)
+
+    def goes_on(self):
+        return False
+
+
+def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
+    """A materialization that falls due meanwhile interrupts the wait, and does not end it."""
+    run = Idle(10.0, math.inf)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: run.now))
+    next_batch = _until_idle(run, 30.0, 1.0, run, run)
+    assert next_batch(500, ahead=False) is None
+    assert run.polls == [10.0, 20.0], "the idle time has passed"

@@ -12,7 +12,7 @@ from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.lanes.dead_letters import CAUSE, Landed
-from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
+from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.iceberg import Written
@@ -86,11 +86,11 @@ def batch(epoch, start=0):
 
 
 def run(lane, *batches, most_in_flight=1):
-    """Run these batches."""
+    """Run these batches, each ahead of the one before where two may be in flight."""
     left = list(batches)
     pipeline = Faked(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", most_in_flight)
     tally = Tally()
-    pipeline.run(lane, lambda *_, ahead: left.pop(0) if left and not ahead else None, LOG, pytest.fail, tally)
+    pipeline.run(lane, lambda *_, ahead: left.pop(0) if left else None, LOG, pytest.fail, tally)
     return tally
 
 
@@ -133,3 +133,18 @@ def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():
     landed = Landed(Written(8, 1, rewritten=False), batch(1), why, "lake.shop.orders_dead_letters")
     told = list(landed.left_out([TopicPartition("orders", 1)]))
     assert [(part, cause) for part, _, cause in told] == [(OffsetRange("orders", 0, 4, 5), CAUSE)]
+
+
+def test_a_batch_that_is_judged_alone_shares_spark_with_no_other(monkeypatch):
+    """The one before was too slow: with company nobody could tell which offset is to blame."""
+    lane, in_flight_then = Lane([RuntimeError(CANCELED)]), []
+    lane.fenced[1] = FenceReason.POLL_TIMEOUT
+    append = InFlightWrites.append
+
+    def counted(in_flight, one):
+        append(in_flight, one)
+        in_flight_then.append(len(in_flight))
+
+    monkeypatch.setattr(InFlightWrites, "append", counted)
+    run(lane, batch(1), batch(1, 10), batch(2), batch(2, 10), batch(2, 20), most_in_flight=2)
+    assert in_flight_then == [1, 2, 1, 1, 2], "a batch is judged alone"

@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 from kafka_liveness_dagster.core.timeouts import Budget
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.kafka import catch_up, second_log
-from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
+from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.link import RunLink
@@ -205,3 +205,30 @@ def test_a_batch_ahead_of_one_that_is_open_does_not_end_the_lane(opened, table):
     table.done = (Span(0, 120),)
     lane.commit(batch)
     assert lane.poll() is None
+
+
+def test_an_offset_that_was_left_out_is_not_planned_again(opened, table):
+    """Each process timeout would meet it a second time, and the run would never end."""
+    lane = opened()
+    lane.poll()
+    lane.quarantine(OffsetRange("orders", 3, 100, 101))
+    lane._timer.polled_at_ms -= 60_000
+    assert [tuple(r.span) for r in lane.poll().ranges] == [(70, 100), (101, 120)], "a quarantined offset is left out"
+
+
+def test_crash_lag_of_a_paused_partition_ends_the_run_with_an_error(opened, broker):
+    """The run would materialize partitions of which nothing was processed."""
+    lane = opened(witness=None)
+    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.PAUSED))
+    with pytest.raises(PausedPartitionError, match="orders:3 of group orders-etl is paused"):
+        lane.poll()
+
+
+def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
+    """Before it replaces rows the lane asks whether this process may still commit."""
+    lane = opened()
+    batch = lane.poll()
+    lane.confirm(batch)
+    lane._watchdog.fence(FenceReason.RUN_ENDED, lane._watchdog._leave)
+    with pytest.raises(FencedError, match="no longer in progress"):
+        lane.confirm(batch)

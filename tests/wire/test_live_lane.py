@@ -14,6 +14,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 from kafka_liveness_dagster.core.resume import Owned, ResumePolicy
 from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts, TopicRecreatedError
 from kafka_liveness_dagster.kafka.config import LiveSettings
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.findings import Found
 from kafka_liveness_dagster.kafka.live import LiveLane
 
@@ -28,13 +29,16 @@ class Steps:
     Attributes:
         bounds: log start and log end.
         topic_id: as the broker tells it; empty for a broker that tells none.
+        committed: the group's offset; ``second``: its second log.
+        is_ours: whether the last commit is of this package, or of another client.
         done: the steps.
     """
 
-    target = "lake.shop.orders"
+    target, sure_seconds = "lake.shop.orders", 3_600.0
 
     def __init__(self):
         self.bounds, self.topic_id, self.done = (0, 120), "", []
+        self.committed, self.is_ours, self.second = 70, True, DoneLog(120, origin=Origin(0))
         self.arrived, self.owned = {}, {}
         self.listening = SimpleNamespace(looked=lambda _ends: None)
 
@@ -45,8 +49,8 @@ class Steps:
         return dict.fromkeys(topics, self.topic_id)
 
     def facts(self, _group_id, partitions):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", origin=Origin(0, self.topic_id))
-        one = PartitionFacts(70, mark, *self.bounds, DoneLog(120, origin=Origin(0)), topic_id=self.topic_id)
+        mark = LiveMark(Mark.RUNNING, "0badcafe", origin=Origin(0, self.topic_id)) if self.is_ours else None
+        one = PartitionFacts(self.committed, mark, *self.bounds, self.second, topic_id=self.topic_id)
         return dict.fromkeys(partitions, one)
 
     def accounts(self, asked):
@@ -57,7 +61,8 @@ class Steps:
         self.owned.update(settled)
 
     def put(self, logs):
-        self.done.append(("second log", {tp: after.outstanding((Span(0, 120),)) for tp, (_, after) in logs.items()}))
+        [(_, self.second)] = logs.values()
+        self.done.append(("second log", {tp: self.second.outstanding((Span(0, 120),)) for tp in logs}))
 
     def tell(self, reported):
         self.done.append(("told as lost", reported))
@@ -77,10 +82,11 @@ def steps():
 
 @pytest.fixture
 def lane(steps):
-    """A lane with these settings: ``lane(policy=…)``."""
+    """A lane with these settings: ``lane(policy=…)``, and without a witness where nobody knows what is in the table."""
 
-    def make(policy=SKIP):
-        settings = LiveSettings(("orders",), "orders-etl", 500, policy=policy, witness=steps)
+    def make(policy=SKIP, *, has_witness=True):
+        witness = steps if has_witness else None
+        settings = LiveSettings(("orders",), "orders-etl", 500, policy=policy, witness=witness)
         log = logging.getLogger("kafka_liveness_dagster")
         parts = {"found": Found(), "poison": (), "rotation": Rotation(), "second": lambda: steps, "log": log}
         return LiveLane(steps, steps, settings, **parts)
@@ -136,6 +142,16 @@ def test_the_second_log_is_written_before_the_first(steps, lane):
     assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
 
 
+def test_crash_lag_is_remembered_under_a_commit_of_another_client(steps, lane):
+    """Such a commit replaces the mark that says what is owed; who wrote it down last still knows."""
+    live = lane(ResumePolicy(enable_parallel_rebalance=True), has_witness=False)
+    steps.arrived[AT] = 1
+    live.settle()
+    steps.committed, steps.is_ours = 120, False
+    live.settle()
+    assert steps.owned[AT].owed == (Span(70, 120),), "what was owed is remembered"
+
+
 def test_a_recreated_topic_is_known_before_anything_is_planned_of_it(steps, lane):
     """Also where it has more records by now than the old one had."""
     steps.owned[AT] = Owned(70, 70)
@@ -145,4 +161,43 @@ def test_a_recreated_topic_is_known_before_anything_is_planned_of_it(steps, lane
     steps.topic_id, steps.bounds = "T2", (0, 500)
     with pytest.raises(TopicRecreatedError, match="T2"):
         live.plan(WANTED)
+    assert steps.owned[AT].position == 120
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_what_could_not_be_committed_is_neither_paused_nor_resumed(steps, lane, paused):
+    """The next owner would do as the commit says, and not as this member does."""
+
+    def refuse(*_):
+        raise CommitRefusedError
+
+    steps.owned[AT] = Owned(70, 70, paused=not paused)
+    steps.commit = refuse
+    with pytest.raises(CommitRefusedError):
+        lane().hold(AT, paused=paused)
+    assert steps.owned[AT].paused is not paused, "a refused commit changes nothing"
+
+
+def planned(steps, lane):
+    """A lane that owns a partition, and a batch of it."""
+    steps.owned[AT] = Owned(70, 70, arrival=1)
+    live = lane()
+    return live, live.plan(WANTED)
+
+
+def test_a_batch_is_confirmed_by_the_broker_where_its_partitions_went_meanwhile(steps, lane):
+    """However lately it was planned: this member knows already that it does not own all of it."""
+    live, batch = planned(steps, lane)
+    steps.still_owns = lambda _: False
+    steps.confirm = lambda *_: (AT,)
+    with pytest.raises(FencedError, match="handed over before the batch was written"):
+        live.confirm(batch, lambda: None)
+    assert steps.owned[AT].position == 70, "what is still owned is planned again"
+
+
+def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane):
+    """Within half a session nobody else can have been given its partitions."""
+    live, batch = planned(steps, lane)
+    steps.still_owns, steps.confirm = lambda _: True, pytest.fail
+    live.confirm(batch, lambda: None)
     assert steps.owned[AT].position == 120

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
@@ -108,9 +108,14 @@ def offsets(committed):
     return {tp: offset for tp, (offset, _) in committed.items()}
 
 
-def test_a_commit_that_waited_for_a_rebalance_leaves_out_what_was_handed_over(member, client):
+@pytest.mark.parametrize(
+    "held_up_by",
+    [KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH],
+    ids=["between two JoinGroups", "between two generations", "between two epochs of KIP-848"],
+)
+def test_a_commit_that_waited_for_a_rebalance_leaves_out_what_was_handed_over(member, client, held_up_by):
     """The broker fences members, not partitions: it would accept the offset over that of the new owner."""
-    client.refusals.append(KafkaError.REBALANCE_IN_PROGRESS)
+    client.refusals.append(held_up_by)
     client.to_call_back.append(("on_revoke", [GOES]))
     handed_over = member.commit({KEPT: Span(70, 80), GOES: Span(70, 90)}, ARRIVALS)
     released, last = client.accepted
@@ -176,3 +181,20 @@ def test_a_member_fetches_nothing_of_what_it_is_given(member, client):
     """Spark reads the records; what the member fetched would be dropped, and would come a second time."""
     assert member.owned.keys() == {KEPT, GOES}
     assert client.fetched == set(), "assigned partitions are paused"
+
+
+def test_partitions_that_were_lost_are_neither_owned_nor_marked(member, client):
+    """Others have them by now: a commit, of a mark too, would go back behind theirs."""
+    client.to_call_back.append(("on_lost", [GOES]))
+    member.serve(0)
+    assert member.owned.keys() == {KEPT}, "lost partitions are not owned"
+    assert client.accepted == [], "lost partitions are not marked"
+    assert member.ended is FenceReason.PARTITIONS_LOST
+
+
+def test_revoked_partitions_are_given_up_whatever_fails_before(member, client):
+    """The group has given them to others as soon as the callback has returned."""
+    client.to_call_back.append(("on_revoke", [GOES]))
+    with pytest.raises(ZeroDivisionError):
+        member.serve(0, lambda _may_wait: 1 / 0)
+    assert member.owned.keys() == {KEPT}, "revoked partitions are not owned"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.memberships import Memberships
 
@@ -46,7 +47,13 @@ def steps():
 
 
 @pytest.fixture
-def memberships(steps):
+def timer():
+    """The poll timer, with much time."""
+    return PollTimer(60_000, now_ms())
+
+
+@pytest.fixture
+def memberships(steps, timer):
     """The memberships of one consumer, in the first of which it is."""
 
     def join():
@@ -54,7 +61,7 @@ def memberships(steps):
         return Lane(steps)
 
     link = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
-    made = Memberships(PollTimer(60_000, now_ms()), link, join, serves_while_busy=False)
+    made = Memberships(timer, link, join, serves_while_busy=False)
     made.serve()
     steps.clear()
     yield made
@@ -92,3 +99,30 @@ def test_without_a_fence_the_consumer_decides(memberships, steps, release):
     """By how its block is left."""
     memberships.close(release=release)
     assert steps == [("closed", release)]
+
+
+def test_a_new_membership_has_the_whole_process_timeout(memberships, timer, steps):
+    """The time of the batch that was too slow is not its own."""
+    timer.polled_at_ms -= 60_000
+    memberships.serve()
+    assert steps[-1] == ("joined", None)
+    assert memberships.watchdog.reason is None, "a new membership begins with its own time"
+
+
+def test_a_run_that_has_ended_does_not_join_again(memberships, steps):
+    """Its partitions belong to another run by now."""
+    memberships.watchdog.fence(FenceReason.RUN_ENDED, memberships.lane.leave)
+    with pytest.raises(FencedError, match="no longer in progress"):
+        memberships.serve()
+    assert steps == [("left", FenceReason.RUN_ENDED)]
+
+
+def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(memberships):
+    """It waited for the group, and learned in the wait that its partitions are others'."""
+
+    def commit(lane):
+        lane.member.ended = FenceReason.PARTITIONS_LOST
+        return ()
+
+    with pytest.raises(FencedError, match="took this member for dead"):
+        memberships.with_group(commit)

@@ -114,3 +114,14 @@ def test_the_second_log_is_a_group_of_its_own(monkeypatch):
     monkeypatch.setattr(second_log, "made", lambda _kind, config: configs.append(config) or client)
     SecondLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
     assert [config["group.id"] for config in configs] == ["orders-etl.catch-up"]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, silent):
+    """The close would wait for a commit that never comes back."""
+    log, broker = opened()
+    closed = []
+    monkeypatch.setattr(broker, "silent", silent)
+    monkeypatch.setattr(log, "_client", SimpleNamespace(close=lambda: closed.append(True)))
+    log.close()
+    assert closed == ([] if silent else [True])

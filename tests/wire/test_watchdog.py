@@ -218,3 +218,10 @@ def test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down():
     dog = Watchdog(PolledMeanwhile(60_000, now_ms()), link(), left.append)
     dog.check()
     assert (dog.reason, left) == (None, []), "a deadline that was met raises no fence"
+
+
+def test_a_member_that_cannot_leave_is_fenced_all_the_same():
+    """The session timeout ends what could not be left; the caller hears of its fence, and of nothing else."""
+    dog = Watchdog(PollTimer(0, now_ms()), link(), lambda _: 1 / 0)
+    with pytest.raises(FencedError, match="longer than its process timeout"):
+        dog.check()

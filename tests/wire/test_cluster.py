@@ -1,0 +1,28 @@
+"""What a cluster answers, and what is made of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import OFFSET_INVALID
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka import admin
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.answers import Commit
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+
+AT, NEVER = (TopicPartition("orders", p) for p in range(2))
+
+
+@pytest.mark.parametrize("offset", [0, 70])
+def test_a_commit_at_the_first_offset_is_a_commit(monkeypatch, offset):
+    """Of a partition without one librdkafka gives a negative offset; the reset policy decides about that alone."""
+    answer = [KafkaTopicPartition(*AT, offset, "kl1 running 0badcafe"), KafkaTopicPartition(*NEVER, OFFSET_INVALID)]
+    client = SimpleNamespace(committed=lambda _partitions, timeout: answer)
+    monkeypatch.setattr(admin, "admin_client", lambda _settings: (None, None))
+    monkeypatch.setattr(admin, "reader", lambda _group_id, _settings: client)
+    found = Cluster(KafkaSettings("127.0.0.1:1")).commits("orders-etl", [AT, NEVER])
+    assert found == {AT: Commit(offset, "kl1 running 0badcafe")}, "a commit at 0 counts"
