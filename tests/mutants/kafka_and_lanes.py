@@ -474,11 +474,11 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="a new membership begins with its own time",
     ),
     Mutant(
-        name="a run that has ended joins again",
+        name="a consumer that was closed joins",
         file="kafka/memberships.py",
         old="        if not why.may_rejoin:\n            self.watchdog.check()\n",
         new="",
-        killed_by=f"{_MEMBERSHIPS}a_run_that_has_ended_does_not_join_again",
+        killed_by=f"{_MEMBERSHIPS}a_consumer_that_was_closed_before_its_first_poll_does_not_join",
         invariant="DID NOT RAISE FencedError",
     ),
     Mutant(
@@ -527,7 +527,7 @@ MUTANTS: tuple[Mutant, ...] = (
         old="(*self._did.get(tp, ()), *facts[tp].reported)",
         new="facts[tp].reported",
         killed_by=f"{_CATCH_UP}a_range_to_be_processed_again_is_processed_once",
-        invariant="assert [OffsetRange(topic='orders', partition=3, start=70, end=120)] == ",
+        invariant="a range is processed again once",
     ),
     Mutant(
         name="an open batch is planned a second time",
@@ -639,6 +639,6 @@ MUTANTS: tuple[Mutant, ...] = (
         old="is_quiet = now - self._quiet_since >= _QUIET_SECONDS",
         new="is_quiet = now - self._quiet_since < _QUIET_SECONDS",
         killed_by="tests/wire/test_listening.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while",
-        invariant="assert",
+        invariant="== ({}, 0.2)",
     ),
 )

@@ -189,7 +189,7 @@ def test_a_range_to_be_processed_again_is_processed_once(opened, table):
     batches = [lane.poll()]
     assert batches[0].ranges == (FIRST,)
     lane.commit(batches[0])
-    assert lane.outstanding_ranges() == [REST]
+    assert lane.outstanding_ranges() == [REST], "a range is processed again once"
     batches.append(lane.poll())
     lane.commit(batches[1])
     assert lane.outstanding_ranges() == []

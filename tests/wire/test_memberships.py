@@ -53,8 +53,8 @@ def timer():
 
 
 @pytest.fixture
-def memberships(steps, timer):
-    """The memberships of one consumer, in the first of which it is."""
+def consumer(steps, timer):
+    """The memberships of a consumer that has not joined yet."""
 
     def join():
         steps.append(("joined", None))
@@ -62,10 +62,16 @@ def memberships(steps, timer):
 
     link = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
     made = Memberships(timer, link, join, serves_while_busy=False)
-    made.serve()
-    steps.clear()
     yield made
     made.watchdog.stop()
+
+
+@pytest.fixture
+def memberships(consumer, steps):
+    """The memberships of a consumer that has joined."""
+    consumer.serve()
+    steps.clear()
+    return consumer
 
 
 def test_the_next_membership_begins_when_the_one_before_has_left(memberships, steps):
@@ -105,8 +111,8 @@ def test_a_new_membership_has_the_whole_process_timeout(memberships, timer, step
     """The time of the batch that was too slow is not its own."""
     timer.polled_at_ms -= 60_000
     memberships.serve()
-    assert steps[-1] == ("joined", None)
-    assert memberships.watchdog.reason is None, "a new membership begins with its own time"
+    assert steps[-1] == ("joined", None), "a new membership begins with its own time"
+    assert memberships.watchdog.reason is None
 
 
 def test_a_run_that_has_ended_does_not_join_again(memberships, steps):
@@ -115,6 +121,14 @@ def test_a_run_that_has_ended_does_not_join_again(memberships, steps):
     with pytest.raises(FencedError, match="no longer in progress"):
         memberships.serve()
     assert steps == [("left", FenceReason.RUN_ENDED)]
+
+
+def test_a_consumer_that_was_closed_before_its_first_poll_does_not_join(consumer, steps):
+    """Nobody would close the member."""
+    consumer.close(release=True)
+    with pytest.raises(FencedError, match="the consumer was closed"):
+        consumer.serve()
+    assert steps == []
 
 
 def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(memberships):
