@@ -46,24 +46,24 @@ def context(asset):
         ({SENSOR: "another_group"}, [DONE, REPLAY]),
         ({SENSOR: "orders_group"}, [REPLAY]),
     ],
-    ids=["somebody", "another sensor", "the sensor of the group"],
+    ids=["by hand", "another sensor", "the sensor of the group"],
 )
-def test_materialized_partitions_and_replays_are_processed_again(asset, context, tags, again):
-    """The sensor asks for missing partitions: one that was materialized since by another run needs no second pass."""
-    asked = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
-    assert _again(asset, context(tags), asked) == [range_of(key) for key in again], "these are processed again"
+def test_materialized_partitions_and_replays_are_replayed(asset, context, tags, again):
+    """The sensor requests missing partitions: one that another run has materialized since needs no second pass."""
+    ranges = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
+    assert _again(asset, context(tags), ranges) == [range_of(key) for key in again], "these are replayed"
 
 
 @pytest.mark.parametrize(
-    ("asked", "reported"), [([DONE, REPLAY], REPLAY), ([DONE], "orders:3:150-151"), ([], "orders:3:150-151")]
+    ("keys", "reported"), [([DONE, REPLAY], REPLAY), ([DONE], "orders:3:150-151"), ([], "orders:3:150-151")]
 )
-def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset, context, asked, reported):
-    """On its own partition where the run was not asked for it: the live lane has owed it since."""
+def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset, context, keys, reported):
+    """On its own key where no partition of the run holds it."""
     run = context()
-    _quarantines(asset, run, asked)(OffsetRange("orders", 3, 150, 151), "too slow", "too slow alone")
+    _quarantines(asset, run, keys)(OffsetRange("orders", 3, 150, 151), "too slow", "too slow alone")
     [event] = run.events
-    told = (event.asset_key, event.partition)
-    assert told == (asset.crash_lag_key, reported), "reported on the partition that the run was asked for"
+    found = (event.asset_key, event.partition)
+    assert found == (asset.crash_lag_key, reported), "reported on a partition of the run"
     assert event.metadata["offsets"].value == 1
 
 

@@ -1,4 +1,4 @@
-"""The ledger of one process on a table that others write to and roll back: no more is told than the table holds."""
+"""The ledger of one process on a table that other processes write to: it records no more than the table holds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def table():
 
 @pytest.fixture
 def opened(table, monkeypatch):
-    """A ledger of another process: ``opened()``; it looks at the table when it has to, and when it is asked."""
+    """A ledger of another process: ``opened()``; it reads the snapshots when it has to, and in ``accounts``."""
     monkeypatch.setattr(module, "newest", lambda _session, table: dict(table.snapshots))
     monkeypatch.setattr(module, "line_of", lambda _: SimpleNamespace(within=lambda *_: nullcontext()))
     monkeypatch.setattr(module, "_LOOK_SHARE", 1e-12)
@@ -64,7 +64,7 @@ def opened(table, monkeypatch):
 
 
 def done(ledger):
-    """What a ledger says of the partition, now."""
+    """Return the offsets of the partition that a ledger finds in the table now."""
     return ledger.accounts([AT])[AT].done
 
 
@@ -79,8 +79,8 @@ def test_a_sum_hides_nothing_that_was_written_since_it_was_read(table, opened):
 
 
 @pytest.mark.parametrize("rolled_back", [1, 2])
-def test_rows_that_a_rollback_removed_are_not_told_on(table, opened, rolled_back):
-    """The process that wrote them ends, before it writes that they are there; so many snapshots are gone."""
+def test_rows_that_a_rollback_removed_are_not_recorded(table, opened, rolled_back):
+    """The process that wrote them fails before it records them in the next snapshot; so many snapshots are gone."""
     lane = opened()
     snapshots = [table.put(lane, start, start + 10) for start in (0, 10, 20)]
     table.current_id = snapshots[-1 - rolled_back]
@@ -90,8 +90,8 @@ def test_rows_that_a_rollback_removed_are_not_told_on(table, opened, rolled_back
     assert done(opened()) == (Span(0, 30 - 10 * rolled_back),)
 
 
-def test_rows_of_others_that_a_rollback_removed_are_not_told_on(table, opened):
-    """They were in what this process had read."""
+def test_rows_of_other_processes_that_a_rollback_removed_are_not_recorded(table, opened):
+    """This process had read them before."""
     lane, other = opened(), opened()
     first = table.put(other, 0, 10)
     table.put(other, 10, 20)

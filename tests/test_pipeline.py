@@ -1,4 +1,4 @@
-"""The steps of a batch: what ends in the table is committed, and what the fence has canceled is retried."""
+"""The steps of a batch: it is written, then committed; a batch that the fence canceled is retried."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Lane:
 
 
 class Faked(Pipeline):
-    """A pipeline to whose lane the writes belong."""
+    """A pipeline whose writes fail as its lane has it."""
 
     def _write_of(self, batch, lane, log):
         error = lane.errors.pop(0) if lane.errors else None
@@ -105,7 +105,7 @@ def test_a_batch_is_committed_after_it_was_written(most_in_flight):
 
 @pytest.mark.parametrize("most_in_flight", [1, 2])
 def test_a_batch_that_the_fence_has_canceled_is_retried(most_in_flight):
-    """Whatever Spark says of it: the process may be a member again, and the batch did not fail by itself."""
+    """Spark's error is the fence's doing, and the process may be a member by then."""
     lane = Lane([RuntimeError(CANCELED)])
     lane.fenced[1] = FenceReason.PARTITIONS_LOST
     assert run(lane, batch(1), batch(2), most_in_flight=most_in_flight).batches == 1
@@ -118,7 +118,7 @@ def test_a_batch_that_the_fence_has_canceled_is_retried(most_in_flight):
     ids=["it failed by itself", "the run has ended"],
 )
 def test_other_failures_end_the_run(reason, raised):
-    """By the fence that says more, where there is one; nothing is committed."""
+    """By the fence's error, where the fence is up; nothing is committed."""
     lane = Lane([RuntimeError(CANCELED)])
     if reason is not None:
         lane.fenced[1] = reason
@@ -128,15 +128,15 @@ def test_other_failures_end_the_run(reason, raised):
 
 
 def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():
-    """Its new owner processes the whole batch, and nothing of it is owed by this run's commit."""
+    """Its new owner processes the whole batch; the commit of this run records none of it as crash lag."""
     why = {OffsetRange("orders", 0, 4, 5): "no price", OffsetRange("orders", 1, 7, 8): "no price"}
     landed = Landed(Written(8, 1, rewritten=False), batch(1), why, "lake.shop.orders_dead_letters")
-    told = list(landed.left_out([TopicPartition("orders", 1)]))
-    assert [(part, cause) for part, _, cause in told] == [(OffsetRange("orders", 0, 4, 5), CAUSE)]
+    reported = list(landed.left_out([TopicPartition("orders", 1)]))
+    assert [(part, cause) for part, _, cause in reported] == [(OffsetRange("orders", 0, 4, 5), CAUSE)]
 
 
 def test_a_batch_that_is_judged_alone_shares_spark_with_no_other(monkeypatch):
-    """The one before was too slow: with company nobody could tell which offset is to blame."""
+    """The batch before was too slow: next to another batch the slow offset could not be found."""
     lane, in_flight_then = Lane([RuntimeError(CANCELED)]), []
     lane.fenced[1] = FenceReason.POLL_TIMEOUT
     append = InFlightWrites.append

@@ -1,4 +1,4 @@
-"""Runs and windows of time: only a whole window is processed again, and only new records of it count as late."""
+"""Runs over windows of time: only a whole window is replayed, and only new records count as late."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ASSET = SimpleNamespace(group_id="orders-etl", topics=("orders",), crash_lag_key
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        pytest.param(Processed((FIRST,), (SECOND,), 0), "50 offsets are owed", id="owed"),
+        pytest.param(Processed((FIRST,), (SECOND,), 0), "50 offsets are owed", id="crash lag"),
         pytest.param(Processed((FIRST,), (), 50), "50 are not read yet", id="not read yet"),
     ],
 )
-def test_a_window_of_which_something_is_missing_is_not_processed_again(monkeypatch, found, why):
-    """It would look whole, and the missing records would never be looked for."""
+def test_a_window_with_missing_offsets_is_not_replayed(monkeypatch, found, why):
+    """The window would look whole, and the missing records would stay missing."""
     monkeypatch.setattr(module, "processed", lambda *_: found)
     windows = SimpleNamespace(allowed_lateness_seconds=60.0)
     with pytest.raises(IncompleteWindowError, match=why):
@@ -38,20 +38,22 @@ def test_a_window_of_which_something_is_missing_is_not_processed_again(monkeypat
 
 
 @pytest.mark.parametrize("lateness_seconds", [60.0, 0.0])
-def test_a_window_is_processed_again_when_no_record_of_it_may_come_any_more(monkeypatch, lateness_seconds):
-    """The lateness that the user allows counts; records of that time are the window's too."""
-    asked = []
-    monkeypatch.setattr(module, "processed", lambda *told: asked.append(told[3:]) or Processed((FIRST,), (), 0))
+def test_a_window_is_replayed_once_its_lateness_has_passed(monkeypatch, lateness_seconds):
+    """The user allows it, and records of that time belong to the window."""
+    bounds = []
+    monkeypatch.setattr(
+        module, "processed", lambda *arguments: bounds.append(arguments[3:]) or Processed((FIRST,), (), 0)
+    )
     windows = SimpleNamespace(allowed_lateness_seconds=lateness_seconds)
     assert _offsets(ASSET, windows, None, WINDOW) == (FIRST,)
-    assert asked == [(1_000_000, round(1_000 * (4_600 + lateness_seconds)))]
+    assert bounds == [(1_000_000, round(1_000 * (4_600 + lateness_seconds)))]
     now = time.time()
     with pytest.raises(IncompleteWindowError, match="records of 2026-11-22-10:00 may come until"):
         _offsets(ASSET, SimpleNamespace(allowed_lateness_seconds=now), None, WINDOW)
 
 
-def test_records_that_are_processed_again_are_not_late():
-    """They were in time when they were new; counted, each replay would reopen its window."""
+def test_replayed_records_are_not_late():
+    """They were in time at first; if they counted, each replay would reopen its window."""
     windows = SimpleNamespace(begin=1_000.0, told_until=lambda _: pytest.fail("a replay is not late"))
     late = LateRecords(SimpleNamespace(instance=None), windows, "orders-etl", again=[FIRST])
     one = SimpleNamespace(frame=Mock())

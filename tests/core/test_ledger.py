@@ -171,8 +171,8 @@ def test_a_sum_of_what_was_rolled_back_is_not_believed():
     assert what(snapshots, 3) == ([(0, 10), (20, 30)], True)
 
 
-def test_a_sum_of_what_was_rolled_back_is_not_believed_where_the_history_is_expired_either():
-    """The walk does not reach the beginning, so that sums count which it has not come to; this one may not."""
+def test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history():
+    """The walk does not reach the beginning of the table, so sums count there; this one must not."""
     snapshots = table(Snapshot(2, 1, text((10, 20))), Snapshot(3, 1, text((20, 30)), text((0, 20)), 2))
     assert what(snapshots, 3) == ([(20, 30)], False)
 

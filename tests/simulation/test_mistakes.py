@@ -38,7 +38,7 @@ def find(made, monkeypatch):
     "made", [pytest.param(made, id=f"{made.name}: {made.wrong.__name__}") for made in (*MISTAKES, *OF_THE_CORE)]
 )
 def test_a_mistake_is_found(made, monkeypatch):
-    """Each is put in the place of what is right; some history shows it, which is in order without it.
+    """Each replaces the right function; some history shows it, which is in order without it.
 
     The wrong function ran, failed by no mistake in its own text, and broke the invariant that the table names.
     """
@@ -70,7 +70,7 @@ def refused(log):
 
 @pytest.mark.parametrize(("wrong", "is_its_own"), [(misspelled, True), (misunderstood, True), (refused, False)])
 def test_an_error_of_the_wrong_function_itself_is_recorded(wrong, is_its_own):
-    """Whatever invariant breaks after it, the mistake in question was not made; the product's own errors count."""
+    """The mistake in question was not made then. Errors of the product's own code are not recorded."""
     trace = Trace()
     with pytest.raises((AttributeError, TypeError)) as raised:
         trace.of(wrong)(DoneLog())

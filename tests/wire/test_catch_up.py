@@ -1,4 +1,4 @@
-"""The catch-up lane on a broker and a table that change under it: only what both prove counts as done."""
+"""The catch-up lane on a broker and a table that change under it: offsets are done only if both prove it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LINK = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROG
 
 
 class Broker:
-    """One partition, of which 70-120 is owed.
+    """One partition with the crash lag 70-120.
 
     Attributes:
-        topic_id: as the broker tells it now.
+        topic_id: the topic's id at the broker.
         facts_now: both commit logs and the log bounds.
         loses: whether another run's write replaces each write to the second log.
         written: ``(offset, metadata)`` of each write to the second log.
@@ -61,7 +61,7 @@ class Table:
 
     Attributes:
         done: of the partition.
-        learned: told to it, for its next write.
+        learned: accounts for its next write.
     """
 
     target = TABLE
@@ -69,8 +69,8 @@ class Table:
     def __init__(self):
         self.done, self.learned = (Span(0, 70),), []
 
-    def accounts(self, asked):
-        return {tp: Account(self.done, start=0, topic_id="T1") for tp in asked}
+    def accounts(self, partitions):
+        return {tp: Account(self.done, start=0, topic_id="T1") for tp in partitions}
 
     def learn(self, accounts):
         self.learned.append(dict(accounts))
@@ -120,7 +120,7 @@ def test_crash_lag_is_done_once_it_is_in_the_table_and_in_the_second_log(opened,
 
 
 def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
-    """Its rows may be of either topic: recorded as done, the records of the one would be lost."""
+    """Its rows may be of either topic: a record of it as done could lose records of the new topic."""
     lane = opened()
     batch = lane.poll()
     broker.topic_id = "T2"
@@ -130,7 +130,7 @@ def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
 
 
 def test_rows_that_the_table_lost_after_the_commit_end_the_run(opened, table):
-    """Its partitions would be materialized, and nothing would look for these rows a second time."""
+    """Else its partitions would be materialized without these rows."""
     lane = opened()
     batch = lane.poll()
     table.done = (Span(0, 120),)
@@ -150,7 +150,7 @@ def test_a_record_that_another_run_has_replaced_is_outstanding(opened, broker):
 
 
 def test_a_batch_that_outlasted_its_process_timeout_is_not_committed(opened, broker):
-    """It was planned a second time since, and the plan of before has ended."""
+    """Its offsets are planned a second time by then."""
     lane = opened()
     late = lane.poll()
     lane._watchdog.fence(FenceReason.POLL_TIMEOUT, lane._watchdog._leave)
@@ -163,8 +163,8 @@ def test_a_batch_that_outlasted_its_process_timeout_is_not_committed(opened, bro
     assert broker.written == []
 
 
-def test_what_was_not_recorded_is_still_to_be_done(opened, broker):
-    """Another run's write replaced every record: this run may not count the range as done either."""
+def test_a_batch_that_was_not_recorded_is_outstanding(opened, broker):
+    """Another run's write replaced every record, so this run may not count the range as done."""
     lane = opened()
     broker.loses = True
     with pytest.raises(CommitRefusedError, match="lost 5 writes to other runs"):
@@ -172,8 +172,8 @@ def test_what_was_not_recorded_is_still_to_be_done(opened, broker):
     assert lane.outstanding_ranges() == [OWED], "a range that was not recorded is outstanding"
 
 
-def test_exactly_what_lies_below_the_log_start_is_lost(opened, broker, table):
-    """The offset at the log start is there and is processed; the lost ones are recorded and reported."""
+def test_exactly_the_offsets_below_the_log_start_are_lost(opened, broker, table):
+    """The offset at the log start is processed; lost offsets are recorded and reported."""
     broker.facts_now = replace(broker.facts_now, log_start=100)
     lane = opened(on_data_loss="skip")
     assert lane.poll().ranges == (REST,)
@@ -182,14 +182,14 @@ def test_exactly_what_lies_below_the_log_start_is_lost(opened, broker, table):
     assert table.learned[-1] == {AT: Account(reported=(FIRST.span,))}
 
 
-def test_a_range_to_be_processed_again_is_processed_once(opened, table):
-    """Neither log changes by it, so that the lane itself has to know how far it is."""
+def test_a_range_that_is_replayed_is_processed_once(opened, table):
+    """Neither log changes by a replay, so the lane itself counts the replayed offsets."""
     table.done = (Span(0, 120),)
     lane = opened(again=[OWED], max_poll_records=30)
     batches = [lane.poll()]
     assert batches[0].ranges == (FIRST,)
     lane.commit(batches[0])
-    assert lane.outstanding_ranges() == [REST], "a range is processed again once"
+    assert lane.outstanding_ranges() == [REST], "a range is replayed once"
     batches.append(lane.poll())
     lane.commit(batches[1])
     assert lane.outstanding_ranges() == []
@@ -197,7 +197,7 @@ def test_a_range_to_be_processed_again_is_processed_once(opened, table):
 
 
 def test_a_batch_ahead_of_one_that_is_open_does_not_end_the_lane(opened, table):
-    """The open batch is neither in the table nor in the log yet, and that is no loss."""
+    """The open batch is neither in the table nor in the log yet, and its rows are not missing."""
     table.done = (Span(0, 70),)
     lane = opened()
     batch = lane.poll()
@@ -207,8 +207,8 @@ def test_a_batch_ahead_of_one_that_is_open_does_not_end_the_lane(opened, table):
     assert lane.poll() is None
 
 
-def test_an_offset_that_was_left_out_is_not_planned_again(opened, table):
-    """Each process timeout would meet it a second time, and the run would never end."""
+def test_a_quarantined_offset_is_not_planned_a_second_time(opened, table):
+    """Each process timeout would meet the offset once more, and the run would not end."""
     lane = opened()
     lane.poll()
     lane.quarantine(OffsetRange("orders", 3, 100, 101))
@@ -225,7 +225,7 @@ def test_crash_lag_of_a_paused_partition_ends_the_run_with_an_error(opened, brok
 
 
 def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
-    """Before it replaces rows the lane asks whether this process may still commit."""
+    """The lane checks the fence before it replaces rows."""
     lane = opened()
     batch = lane.poll()
     lane.confirm(batch)

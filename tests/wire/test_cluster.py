@@ -1,4 +1,4 @@
-"""What a cluster answers, and what is made of it."""
+"""Answers of a cluster, and their meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT, NEVER = (TopicPartition("orders", p) for p in range(2))
 
 @pytest.mark.parametrize("offset", [0, 70])
 def test_a_commit_at_the_first_offset_is_a_commit(monkeypatch, offset):
-    """Of a partition without one librdkafka gives a negative offset; the reset policy decides about that alone."""
+    """The client gives a negative offset for a partition without a commit; only there the reset policy decides."""
     answer = [KafkaTopicPartition(*AT, offset, "kl1 running 0badcafe"), KafkaTopicPartition(*NEVER, OFFSET_INVALID)]
     client = SimpleNamespace(committed=lambda _partitions, timeout: answer)
     monkeypatch.setattr(admin, "admin_client", lambda _settings: (None, None))

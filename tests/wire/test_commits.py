@@ -1,4 +1,4 @@
-"""Plain offsets that a user commits: split between the two logs, and only what this consumer has in its hands."""
+"""Plain offsets that a user commits: split between the two logs, and limited to planned offsets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ AT = TopicPartition("orders", 3)
 
 
 class Lane:
-    """Both logs, the fence and the group in one; of the partition 70-100 is owed, 120 committed and 150 planned.
+    """Both logs, the fence and the group in one; the partition has crash lag 70-100, commit 120 and position 150.
 
     Attributes:
         first: spans that were committed to the first log.
         second: ranges that were recorded in the second.
-        events: how often the run was told that it works.
+        events: calls of ``worked``.
     """
 
     def __init__(self):
@@ -51,13 +51,13 @@ class Lane:
 
 @pytest.fixture
 def lane():
-    """What the commits go to."""
+    """The target of the commits."""
     return Lane()
 
 
 @pytest.fixture
 def rotation():
-    """Whose turn it is."""
+    """The rotation of the lane."""
     return Rotation()
 
 
@@ -72,8 +72,8 @@ def commits(lane, rotation):
     [
         pytest.param(90, [], [OffsetRange("orders", 3, 70, 90)], id="inside of crash lag"),
         pytest.param(100, [], [OffsetRange("orders", 3, 70, 100)], id="the end of crash lag"),
-        pytest.param(130, [{AT: Span(120, 130)}], [], id="inside of what was planned"),
-        pytest.param(150, [{AT: Span(120, 150)}], [], id="the end of what was planned"),
+        pytest.param(130, [{AT: Span(120, 130)}], [], id="inside of the plan"),
+        pytest.param(150, [{AT: Span(120, 150)}], [], id="the end of the plan"),
     ],
 )
 def test_an_offset_goes_to_the_log_whose_range_it_lies_in(lane, commits, offset, first, second):
@@ -91,7 +91,7 @@ def test_an_offset_out_of_the_hands_of_this_consumer_is_refused(lane, commits, o
 
 
 def test_the_turn_goes_on_behind_the_partition_of_the_last_commit(commits, rotation, lane):
-    """Dealt again, shares begin there: a partition would else come first in every batch. The run hears of it once."""
+    """Else one partition would come first in every batch. ``worked`` is called at the first commit only."""
     for _ in range(2):
         commits.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, last=AT))
     assert (rotation.committed, lane.events) == (AT, ["worked"])

@@ -1,4 +1,4 @@
-"""What a consumer decides by itself, before it joins its group."""
+"""Decisions of a consumer before it joins its group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kafka_liveness_dagster.kafka.link import RunLink
 
 @pytest.fixture
 def consumer(monkeypatch):
-    """A consumer with a minute for each batch, of a group that nobody has asked yet."""
+    """A consumer that has not joined its group; a batch may take a minute."""
     monkeypatch.setattr(module, "Cluster", lambda _kafka: None)
     limits = BrokerLimits(1_000, 60_000)
     timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
@@ -27,7 +27,7 @@ def consumer(monkeypatch):
 
 
 def test_an_offset_that_the_live_lane_could_not_pass_ends_the_run(consumer):
-    """The commit metadata has no room to owe it: passed again and again, the run would never come behind it."""
+    """The commit metadata has no room for one range more: the run would meet the offset with each poll."""
     poison = OffsetRange("orders", 3, 70, 71)
     consumer.quarantine(poison)
     consumer.quarantine(OffsetRange("orders", 3, 80, 81))

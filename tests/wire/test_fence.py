@@ -1,4 +1,4 @@
-"""The fence of a lane and the batches it has cut off: by what is planned, not by when somebody looks."""
+"""The fence of a lane, and the batches that it has cut off."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_batch_is_open_while_the_fence_is_up(fence, watchdog):
 
 
 def test_a_batch_of_a_former_membership_stays_closed(fence):
-    """The fence is down again, and others may have the partitions since."""
+    """The fence is down since, and other members may have processed the partitions meanwhile."""
     assert fence.is_open(batch(1))
     assert not fence.is_open(batch(0))
     fence.check_open(batch(1))
@@ -59,7 +59,7 @@ def test_a_batch_of_a_former_membership_stays_closed(fence):
 
 
 def test_a_batch_is_not_committed_after_the_membership_that_planned_it():
-    """The broker would accept the commit: it fences members, and this process is one again."""
+    """The broker would accept the commit: it fences members, and this process has joined a second time."""
     watchdog = Watchdog(PollTimer(60_000, now_ms()), LINK, leave)
     fence = Fence(watchdog, LAPSED, begun=False)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What one membership settles and plans, on a log that is deleted, recreated or expires under it."""
+"""Settling and planning of one membership, on a log that is deleted, recreated or expires under it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Steps:
 
     Attributes:
         bounds: log start and log end.
-        topic_id: as the broker tells it; empty for a broker that tells none.
+        topic_id: the topic's id at the broker; empty for a broker without topic ids.
         committed: the group's offset; ``second``: its second log.
         is_ours: whether the last commit is of this package, or of another client.
         done: the steps.
@@ -53,8 +53,8 @@ class Steps:
         one = PartitionFacts(self.committed, mark, *self.bounds, self.second, topic_id=self.topic_id)
         return dict.fromkeys(partitions, one)
 
-    def accounts(self, asked):
-        return {tp: Account((Span(0, 70),), start=0) for tp in asked}
+    def accounts(self, partitions):
+        return {tp: Account((Span(0, 70),), start=0) for tp in partitions}
 
     def adopt(self, settled):
         self.done.append(("first log", {tp: one.committed for tp, one in settled.items()}))
@@ -65,7 +65,7 @@ class Steps:
         self.done.append(("second log", {tp: self.second.outstanding((Span(0, 120),)) for tp in logs}))
 
     def tell(self, reported):
-        self.done.append(("told as lost", reported))
+        self.done.append(("reported as lost", reported))
 
     def learn(self, accounts):
         self.done.append(("table", dict(accounts)))
@@ -82,7 +82,7 @@ def steps():
 
 @pytest.fixture
 def lane(steps):
-    """A lane with these settings: ``lane(policy=…)``, and without a witness where nobody knows what is in the table."""
+    """A lane with these settings: ``lane(policy=…)``; without a witness for a sink that reports nothing."""
 
     def make(policy=SKIP, *, has_witness=True):
         witness = steps if has_witness else None
@@ -95,7 +95,7 @@ def lane(steps):
 
 
 def test_a_position_behind_the_log_end_ends_the_run(steps, lane):
-    """The topic was recreated, on a broker that tells no topic ids: the lane would wait at a log end of before."""
+    """The topic was recreated, on a broker without topic ids: the lane would wait at the old log end."""
     steps.owned[AT] = Owned(120, 120)
     steps.bounds = (0, 30)
     with pytest.raises(TopicRecreatedError, match="orders:3 is committed at 120 but its log ends at 30"):
@@ -110,14 +110,14 @@ def test_offsets_that_expired_under_a_live_member_end_the_run(steps, lane):
         lane(ResumePolicy()).plan(WANTED)
 
 
-def test_exactly_what_expired_is_passed_and_reported(steps, lane):
-    """By both logs and the table, before anything behind it is planned; nothing that is there is passed."""
+def test_exactly_the_expired_offsets_are_passed_and_reported(steps, lane):
+    """By the second log and the table, before any offset behind them is planned."""
     steps.owned[AT] = Owned(70, 70)
     steps.bounds = (100, 120)
     live = lane()
     batch = live.plan(WANTED)
     gone = {AT: (Span(70, 100),)}
-    assert steps.done == [("told as lost", gone), ("table", {AT: Account(reported=gone[AT])})]
+    assert steps.done == [("reported as lost", gone), ("table", {AT: Account(reported=gone[AT])})]
     assert live._found.lost == [OffsetRange("orders", 3, 70, 100)]
     assert batch.ranges == (OffsetRange("orders", 3, 100, 120),)
     assert (steps.owned[AT].committed, steps.owned[AT].position) == (100, 120), (
@@ -126,7 +126,7 @@ def test_exactly_what_expired_is_passed_and_reported(steps, lane):
 
 
 def test_a_partition_with_an_open_batch_is_not_passed(steps, lane):
-    """The batch of 70-90 may be in the table by now: only its commit decides about these offsets."""
+    """The batch 70-90 may be in the table already: only its commit decides about these offsets."""
     steps.owned[AT] = Owned(70, 90)
     steps.bounds = (100, 120)
     with pytest.raises(DataExpiredError):
@@ -142,18 +142,18 @@ def test_the_second_log_is_written_before_the_first(steps, lane):
     assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
 
 
-def test_crash_lag_is_remembered_under_a_commit_of_another_client(steps, lane):
-    """Such a commit replaces the mark that says what is owed; who wrote it down last still knows."""
+def test_crash_lag_outlasts_a_commit_of_another_client(steps, lane):
+    """Such a commit replaces the mark with the owed ranges; the consumer keeps them in memory."""
     live = lane(ResumePolicy(enable_parallel_rebalance=True), has_witness=False)
     steps.arrived[AT] = 1
     live.settle()
     steps.committed, steps.is_ours = 120, False
     live.settle()
-    assert steps.owned[AT].owed == (Span(70, 120),), "what was owed is remembered"
+    assert steps.owned[AT].owed == (Span(70, 120),), "crash lag lasts"
 
 
 def test_a_recreated_topic_is_known_before_anything_is_planned_of_it(steps, lane):
-    """Also where it has more records by now than the old one had."""
+    """The new topic may have more records than the old one."""
     steps.owned[AT] = Owned(70, 70)
     live = lane()
     steps.topic_id = "T1"
@@ -165,8 +165,8 @@ def test_a_recreated_topic_is_known_before_anything_is_planned_of_it(steps, lane
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_what_could_not_be_committed_is_neither_paused_nor_resumed(steps, lane, paused):
-    """The next owner would do as the commit says, and not as this member does."""
+def test_a_refused_commit_neither_pauses_nor_resumes(steps, lane, paused):
+    """The next owner follows the commit."""
 
     def refuse(*_):
         raise CommitRefusedError
@@ -185,18 +185,18 @@ def planned(steps, lane):
     return live, live.plan(WANTED)
 
 
-def test_a_batch_is_confirmed_by_the_broker_where_its_partitions_went_meanwhile(steps, lane):
-    """However lately it was planned: this member knows already that it does not own all of it."""
+def test_a_batch_is_confirmed_by_the_broker_after_its_partitions_went(steps, lane):
+    """The batch was planned a moment ago, but the member no longer owns all of it."""
     live, batch = planned(steps, lane)
     steps.still_owns = lambda _: False
     steps.confirm = lambda *_: (AT,)
     with pytest.raises(FencedError, match="handed over before the batch was written"):
         live.confirm(batch, lambda: None)
-    assert steps.owned[AT].position == 70, "what is still owned is planned again"
+    assert steps.owned[AT].position == 70, "owned partitions are replanned"
 
 
 def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane):
-    """Within half a session nobody else can have been given its partitions."""
+    """Within half a session the group gives its partitions to no other member."""
     live, batch = planned(steps, lane)
     steps.still_owns, steps.confirm = lambda _: True, pytest.fail
     live.confirm(batch, lambda: None)

@@ -1,4 +1,4 @@
-"""Commits of one member, on a client that answers as the test says: only what it owns, in order, with what is owed."""
+"""Commits of one member, on a client that answers as the test says: owned partitions only, in order."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Client:
         refused_partition: an error that the next commit has for its first partition alone.
         to_call_back: callbacks of the next poll.
         accepted: ``{partition: (offset, mark)}`` of each commit that was not refused.
-        asked: the same of every commit.
+        requested: the same of every commit.
         fetched: partitions that are assigned and not paused.
     """
 
     def __init__(self):
         self.refusals, self.to_call_back = deque(), []
         self.refused_partition = None
-        self.asked, self.accepted, self.fetched = [], [], set()
+        self.requested, self.accepted, self.fetched = [], [], set()
 
     def subscribe(self, _topics, **callbacks):
         self.callbacks = callbacks
@@ -52,7 +52,7 @@ class Client:
 
     def commit(self, offsets, asynchronous):
         assert not asynchronous
-        self.asked.append(
+        self.requested.append(
             {TopicPartition(o.topic, o.partition): (o.offset, LiveMark.decode(o.metadata)) for o in offsets}
         )
         if self.refusals:
@@ -60,7 +60,7 @@ class Client:
         if self.refused_partition is not None:
             first, *others = offsets
             return [SimpleNamespace(topic=first.topic, error=KafkaError(self.refused_partition)), *others]
-        self.accepted.append(self.asked[-1])
+        self.accepted.append(self.requested[-1])
         return offsets
 
     def incremental_assign(self, partitions):
@@ -113,14 +113,14 @@ def offsets(committed):
     [KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH],
     ids=["between two JoinGroups", "between two generations", "between two epochs of KIP-848"],
 )
-def test_a_commit_that_waited_for_a_rebalance_leaves_out_what_was_handed_over(member, client, held_up_by):
+def test_a_commit_after_a_rebalance_leaves_out_partitions_that_were_handed_over(member, client, held_up_by):
     """The broker fences members, not partitions: it would accept the offset over that of the new owner."""
     client.refusals.append(held_up_by)
     client.to_call_back.append(("on_revoke", [GOES]))
     handed_over = member.commit({KEPT: Span(70, 80), GOES: Span(70, 90)}, ARRIVALS)
     released, last = client.accepted
     assert released[GOES][1].mark is Mark.RELEASED
-    assert offsets(last) == {KEPT: 80}, "only what is still owned may be committed"
+    assert offsets(last) == {KEPT: 80}, "only owned partitions may be committed"
     assert handed_over == (GOES,)
 
 
@@ -135,14 +135,14 @@ def test_a_partition_that_went_and_came_back_is_not_committed_by_its_former_owne
 
 @pytest.mark.parametrize("span", [Span(80, 90), Span(60, 70)], ids=["behind a gap", "committed already"])
 def test_a_span_that_does_not_follow_on_the_commit_is_refused(member, client, span):
-    """Behind a gap it would pass offsets that nobody has processed; below the commit it would go back."""
+    """Behind a gap it would pass unprocessed offsets; below the commit it would go back."""
     with pytest.raises(CommitRefusedError, match=r"out of order: 70 is committed"):
         member.commit({KEPT: span}, ARRIVALS)
     assert client.accepted == []
 
 
-def test_after_a_refused_commit_all_that_was_planned_is_planned_again(member, client):
-    """The batch, and the one that was planned after it."""
+def test_after_a_refused_commit_planning_goes_back_to_the_commit(member, client):
+    """The batch is retried, and so is the batch that was planned after it."""
     for tp in (KEPT, GOES):
         member.owned[tp].position = 90
     client.refusals.append(KafkaError.GROUP_AUTHORIZATION_FAILED)
@@ -152,8 +152,8 @@ def test_after_a_refused_commit_all_that_was_planned_is_planned_again(member, cl
     assert positions == {KEPT: (70, 70), GOES: (70, 70)}, "planning goes back to the commit"
 
 
-def test_what_a_commit_leaves_out_is_owed_from_that_commit_on(member, client):
-    """At the broker, and in what the next commit says."""
+def test_offsets_that_a_commit_leaves_out_are_crash_lag_from_that_commit_on(member, client):
+    """The next commit carries them too."""
     left_out = {KEPT: (Span(75, 76),)}
     member.commit({KEPT: Span(70, 80)}, ARRIVALS, left_out=lambda tp: left_out.get(tp, ()))
     assert client.accepted[-1][KEPT] == (80, LiveMark(Mark.RUNNING, "0badcafe", (Span(75, 76),)))
@@ -177,14 +177,14 @@ def test_marks_of_a_release_are_repeated_while_a_rebalance_holds_them_up(member,
     assert marks == {KEPT: Mark.RELEASED, GOES: Mark.RELEASED}, "released partitions are marked"
 
 
-def test_a_member_fetches_nothing_of_what_it_is_given(member, client):
-    """Spark reads the records; what the member fetched would be dropped, and would come a second time."""
+def test_a_member_does_not_fetch_its_partitions(member, client):
+    """Spark reads the records: fetched ones would be dropped."""
     assert member.owned.keys() == {KEPT, GOES}
     assert client.fetched == set(), "assigned partitions are paused"
 
 
 def test_partitions_that_were_lost_are_neither_owned_nor_marked(member, client):
-    """Others have them by now: a commit, of a mark too, would go back behind theirs."""
+    """Other members own them by then: a commit, even of a mark, would overwrite theirs."""
     client.to_call_back.append(("on_lost", [GOES]))
     member.serve(0)
     assert member.owned.keys() == {KEPT}, "lost partitions are not owned"
@@ -192,8 +192,8 @@ def test_partitions_that_were_lost_are_neither_owned_nor_marked(member, client):
     assert member.ended is FenceReason.PARTITIONS_LOST
 
 
-def test_revoked_partitions_are_given_up_whatever_fails_before(member, client):
-    """The group has given them to others as soon as the callback has returned."""
+def test_revoked_partitions_are_given_up_after_an_error_too(member, client):
+    """The group gives them to other members as soon as the callback has returned."""
     client.to_call_back.append(("on_revoke", [GOES]))
     with pytest.raises(ZeroDivisionError):
         member.serve(0, lambda _may_wait: 1 / 0)

@@ -19,7 +19,7 @@ class Lane:
     """A lane that records its leave.
 
     Attributes:
-        held: who leaves first waits for it.
+        held: the first leave waits for it.
     """
 
     def __init__(self, steps):
@@ -42,7 +42,7 @@ class Lane:
 
 @pytest.fixture
 def steps():
-    """What happens to the memberships, in order."""
+    """The joins and leaves, in order."""
     return []
 
 
@@ -75,7 +75,7 @@ def memberships(consumer, steps):
 
 
 def test_the_next_membership_begins_when_the_one_before_has_left(memberships, steps):
-    """The watchdog's thread has raised the fence and has not come to leave yet: two members would be in the group."""
+    """The watchdog's thread has raised the fence and has not left yet: two members would be in the group."""
     before = memberships.lane
     before.held.clear()
     fence = (FenceReason.PARTITIONS_LOST, before.leave)
@@ -108,7 +108,7 @@ def test_without_a_fence_the_consumer_decides(memberships, steps, release):
 
 
 def test_a_new_membership_has_the_whole_process_timeout(memberships, timer, steps):
-    """The time of the batch that was too slow is not its own."""
+    """The time of the slow batch before it does not count."""
     timer.polled_at_ms -= 60_000
     memberships.serve()
     assert steps[-1] == ("joined", None), "a new membership begins with its own time"
@@ -124,7 +124,7 @@ def test_a_run_that_has_ended_does_not_join_again(memberships, steps):
 
 
 def test_a_consumer_that_was_closed_before_its_first_poll_does_not_join(consumer, steps):
-    """Nobody would close the member."""
+    """The member would never be closed."""
     consumer.close(release=True)
     with pytest.raises(FencedError, match="the consumer was closed"):
         consumer.serve()
@@ -132,7 +132,7 @@ def test_a_consumer_that_was_closed_before_its_first_poll_does_not_join(consumer
 
 
 def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(memberships):
-    """It waited for the group, and learned in the wait that its partitions are others'."""
+    """The group gave its partitions to other members while the commit waited."""
 
     def commit(lane):
         lane.member.ended = FenceReason.PARTITIONS_LOST

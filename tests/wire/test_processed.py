@@ -1,4 +1,4 @@
-"""The offsets of a time that a group has processed: without what it owes, lost, or has still to read."""
+"""The offsets of a window that a group has processed: without crash lag, lost and unread offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT = TopicPartition("orders", 3)
 
 
 class Cluster:
-    """One partition: 70-100 is owed, 30-40 was written off, 150 is committed, and the log ends at 200."""
+    """One partition: crash lag 70-100, written off 30-40, commit 150, log end 200."""
 
     log_start = 0
 
@@ -35,21 +35,21 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A cluster in which records of offsets 20 to before 180 are of the time in question."""
+    """A cluster in which offsets 20 to before 180 are of the window."""
     monkeypatch.setattr(module, "window_bounds", lambda *_: ({AT: 20}, {AT: 180}))
     return Cluster()
 
 
-def test_what_is_owed_or_ahead_of_the_lane_is_not_processed(cluster):
-    """A window that held it would look complete; what was written off has no rows to be replaced."""
+def test_crash_lag_and_unread_offsets_are_not_processed(cluster):
+    """A window with them would look complete. Offsets that were written off have no rows to replace."""
     found = processed(cluster, "orders-etl", ["orders"], 0, 1)
     ranges = [OffsetRange("orders", 3, *span) for span in ((20, 30), (40, 70), (100, 150))]
     assert list(found.ranges) == ranges, "only processed offsets"
     assert (found.owed, found.ahead) == ((OffsetRange("orders", 3, 70, 100),), 30)
 
 
-def test_a_time_whose_first_records_may_have_expired_is_not_whole(cluster, monkeypatch):
-    """The first offset that is left is of this time: those before it may have been, too."""
+def test_a_window_is_not_whole_if_its_first_records_may_have_expired(cluster, monkeypatch):
+    """The first offset that the broker has is of the window: those before it may have been, too."""
     monkeypatch.setattr(Cluster, "log_start", 25)
     monkeypatch.setattr(module, "window_bounds", lambda *_: ({AT: 25}, {AT: 180}))
     with pytest.raises(DataExpiredError, match="deleted the first 25 offsets of orders:3"):

@@ -67,7 +67,7 @@ def test_a_reader_is_no_member(reader, cluster):
 
 
 def test_records_of_a_batch_end_when_those_of_another_are_asked_for(reader):
-    """The reader has one position a partition: the first batch would get the second one's records, and lack its own."""
+    """The reader has one position for each partition: the first batch would get records of the second one."""
     first, second = (
         reader.read([OffsetRange("orders", 0, *at)], Prefetch(), lambda: None) for at in ((0, 50), (50, 60))
     )

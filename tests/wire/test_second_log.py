@@ -59,7 +59,7 @@ def opened(monkeypatch):
 
 @pytest.fixture
 def told(opened):
-    """What the second log says after so many late writes of another run."""
+    """The second log after so many late writes of another run."""
 
     def tell(late):
         log, broker = opened(late)
@@ -84,16 +84,16 @@ def test_what_cannot_be_told_is_no_secret(told):
 
 
 @pytest.mark.parametrize("late", [0, 1, 3])
-def test_a_record_is_looked_at_and_repeated_until_it_lasts(opened, late):
-    """Another run's write may take its place: the range would be processed a second time by whoever asks next."""
+def test_a_record_is_read_back_and_repeated_until_it_lasts(opened, late):
+    """Another run's write may replace it: the range would be processed a second time."""
     log, broker = opened(late)
     log.record([OffsetRange("orders", 3, 80, 120)])
     outstanding = broker.facts_now.second.outstanding((Span(70, 120),))
     assert outstanding == (Span(70, 80),), "the record has to last"
 
 
-def test_a_log_that_has_expired_is_renewed_as_it_was_seen_last(opened, monkeypatch):
-    """The offsets of a group without members expire; a live run that has seen them writes them again."""
+def test_an_expired_log_is_renewed_as_it_was_read_last(opened, monkeypatch):
+    """The offsets of a group without members expire; a live run that has read them commits them once more."""
     log, broker = opened()
     seen = DoneLog(70, (Span(80, 90),), origin=Origin(0), target="lake.shop.orders")
     commits = {AT: Commit(seen.watermark, seen.encode())}
@@ -104,11 +104,11 @@ def test_a_log_that_has_expired_is_renewed_as_it_was_seen_last(opened, monkeypat
     commits.clear()
     log.renew([AT])
     expected = {AT: (seen.watermark, seen.encode())}
-    assert written == [expected, expected], "an expired log is written again"
+    assert written == [expected, expected], "an expired log is renewed"
 
 
 def test_the_second_log_is_a_group_of_its_own(monkeypatch):
-    """Committed to the live group, what is done of crash lag would move the live lane."""
+    """In the live group a commit of crash lag would move the live lane."""
     configs = []
     client = SimpleNamespace(close=lambda: None, commit=lambda offsets, asynchronous: offsets)
     monkeypatch.setattr(second_log, "made", lambda _kind, config: configs.append(config) or client)
@@ -118,7 +118,7 @@ def test_the_second_log_is_a_group_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, silent):
-    """The close would wait for a commit that never comes back."""
+    """The close would wait for a commit that never returns."""
     log, broker = opened()
     closed = []
     monkeypatch.setattr(broker, "silent", silent)

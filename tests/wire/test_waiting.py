@@ -30,7 +30,7 @@ class Consumer:
     """A member of a group with a process timeout of 60 s and a session of 10 s.
 
     Attributes:
-        why: what is still to come.
+        why: a reason to wait; empty without one.
         joined: whether the group has let it in.
     """
 
@@ -56,15 +56,15 @@ def run(monkeypatch):
 
 
 def test_a_run_that_the_group_has_not_let_in_waits(run):
-    """Nothing is to come of a group that it is no member of; its part comes with the membership."""
+    """Its partitions come with the membership."""
     run.consumer.joined = False
     assert run.goes_on(), "a run that is no member yet is not idle"
     run.now, run.consumer.joined = 2.0, True
     assert not run.goes_on()
 
 
-def test_a_partition_that_does_not_come_is_waited_for_as_long_as_the_others_may_keep_it(run):
-    """Their process timeout and a session; the run's page says so meanwhile."""
+def test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it(run):
+    """A process timeout and a session; a tag on the run's page shows it meanwhile."""
     run.consumer.why = "1 partitions are others'"
     for run.now in (0.0, 30.0, 70.0):
         assert run.goes_on()

@@ -208,7 +208,7 @@ def test_a_fence_is_of_one_membership():
 
 
 def test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down():
-    """Between the look at the timer and the fence the owner polled: there is nothing to fence any more."""
+    """The owner polled between the check of the timer and the fence."""
     left, answers = [], iter([True, False])
 
     class PolledMeanwhile(PollTimer):
@@ -221,7 +221,7 @@ def test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down():
 
 
 def test_a_member_that_cannot_leave_is_fenced_all_the_same():
-    """The session timeout ends what could not be left; the caller hears of its fence, and of nothing else."""
+    """The session timeout ends the membership; the caller gets the fence's error."""
     dog = Watchdog(PollTimer(0, now_ms()), link(), lambda _: 1 / 0)
     with pytest.raises(FencedError, match="longer than its process timeout"):
         dog.check()
