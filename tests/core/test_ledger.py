@@ -171,6 +171,12 @@ def test_a_sum_of_what_was_rolled_back_is_not_believed():
     assert what(snapshots, 3) == ([(0, 10), (20, 30)], True)
 
 
+def test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history():
+    """The walk does not reach the beginning of the table, so sums count there; this one must not."""
+    snapshots = table(Snapshot(2, 1, text((10, 20))), Snapshot(3, 1, text((20, 30)), text((0, 20)), 2))
+    assert what(snapshots, 3) == ([(20, 30)], False)
+
+
 def test_an_expired_history_proves_nothing_by_what_it_lacks():
     """What is said is true; what is not said may have been said by a snapshot that is gone."""
     assert what(table(Snapshot(5, 4, text((40, 50)))), 5) == ([(40, 50)], False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import traceback
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -62,3 +64,32 @@ class Made:
     invariant: str
     histories: Histories = ANY
     first: int = 0
+
+
+@dataclass
+class Trace:
+    """The calls of a wrong function in one history.
+
+    Attributes:
+        calls: how many there were.
+        broken: errors that the wrong function made itself, such as an attribute that the product no longer has.
+    """
+
+    calls: int = 0
+    broken: list[Exception] = field(default_factory=list)
+
+    def of(self, wrong: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, with its calls recorded here."""
+
+        @functools.wraps(wrong)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            try:
+                return wrong(*args, **kwargs)
+            except (AttributeError, NameError, TypeError) as error:
+                raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+                if raised_in in (__file__, wrong.__code__.co_filename):
+                    self.broken.append(error)
+                raise
+
+        return call

@@ -89,7 +89,7 @@ def close_the_range(log, owed):
 def read_too_wide(offset, metadata):
     """Done ranges begin one offset early."""
     log = _done(offset, metadata)
-    return replace(log, done=tuple(Span(span.start - 1, span.end) for span in log.done))
+    return replace(log, done=tuple(Span(max(0, span.start - 1), span.end) for span in log.done))
 
 
 def bridge_small_gaps(spans):
@@ -208,31 +208,31 @@ CLEANED_AT_ONCE = Histories(
 OF_THE_CORE = [
     Made(live, "resume", jump_without_owing, "in the table or owed"),
     Made(live, "resume", jump_and_owe_only_the_last, "in the table or owed"),
-    Made(live, "resume", owe_without_jumping, ""),
-    Made(live, "resume", jump_behind_the_log_end, ""),
+    Made(live, "resume", owe_without_jumping, "what is owed is below the first log"),
+    Made(live, "resume", jump_behind_the_log_end, "in the table or owed"),
     Made(live, "resume", resume_and_forget, "in the table or owed"),
-    Made(resume_module, "fits", everything_fits, ""),
+    Made(resume_module, "fits", everything_fits, "OFFSET_METADATA_TOO_LARGE"),
     Made(DoneLog, "record", pass_a_hole, "the second log covers nothing"),
     Made(DoneLog, "record", pass_the_batch, "the second log covers nothing"),
-    Made(DoneLog, "outstanding", forget_the_last, ""),
-    Made(DoneLog, "outstanding", close_the_range, ""),
-    Made(DoneLog, "decode", read_too_wide, ""),
-    Made(commit_log, "union", bridge_small_gaps, ""),
-    Made(LiveMark, "decode", released_owes_nothing, ""),
-    Made(oracle, "committed", ignore_the_debt, "committed"),
-    Made(live, "plan", newest_first, ""),
-    Made(live, "plan", mix_partitions_up, ""),
-    Made(catch_up, "plan", mix_partitions_up, ""),
+    Made(DoneLog, "outstanding", forget_the_last, "in the table or owed"),
+    Made(DoneLog, "outstanding", close_the_range, "the second log covers nothing"),
+    Made(DoneLog, "decode", read_too_wide, "committed() never passes", first=100),
+    Made(commit_log, "union", bridge_small_gaps, "in the table or owed"),
+    Made(LiveMark, "decode", released_owes_nothing, "committed() never passes"),
+    Made(oracle, "committed", ignore_the_debt, "committed() never passes"),
+    Made(live, "plan", newest_first, "out of order"),
+    Made(live, "plan", mix_partitions_up, "goes back to its last commit at most"),
+    Made(catch_up, "plan", mix_partitions_up, "everybody comes to an end"),
     Made(events, "new_keys", no_key_comes_twice, "everything up to the log end", first=450),
     Made(SimulatedTable, "replaced", add_rows, "rows once"),
     Made(PartitionFacts, "missing", trust_strangers, "in silence"),
     Made(PartitionFacts, "missing", trust_our_commits, "in silence"),
-    Made(PartitionFacts, "left_of", believe_the_second_log, ""),
-    Made(PartitionFacts, "reported", tell_nothing, "", first=200),
-    Made(resume_module, "check_identity", any_topic, ""),
+    Made(PartitionFacts, "left_of", believe_the_second_log, "materialised only when done"),
+    Made(PartitionFacts, "reported", tell_nothing, "an error has its reason RowsMissingError", first=200),
+    Made(resume_module, "check_identity", any_topic, "never goes back behind an acknowledged commit", first=550),
     Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_850),
     Made(table_ledger, "goes_on", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 8_350),
-    Made(table_ledger, "lineage", always_complete, "", first=180),
-    Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=180),
+    Made(table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first=180),
+    Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=480),
     Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
 ]

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.prefetch import Prefetch
 from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.kafka.records import RecordReader
+from kafka_liveness_dagster.kafka.records import OvertakenError, RecordReader
 
 PARTITIONS, RECORDS = 3, 200
 
@@ -64,3 +64,15 @@ def test_a_reader_is_no_member(reader, cluster):
     read(reader, 0, 10)
     assert reader._client.memberid() in ("", None)
     assert cluster.reader("etl", "reads")["enable.auto.commit"] is False
+
+
+def test_records_of_a_batch_end_when_those_of_another_are_asked_for(reader):
+    """The reader has one position for each partition: the first batch would get records of the second one."""
+    first, second = (
+        reader.read([OffsetRange("orders", 0, *at)], Prefetch(), lambda: None) for at in ((0, 50), (50, 60))
+    )
+    begun = next(first)
+    assert [record.offset() for record in next(second)]
+    assert begun == []
+    with pytest.raises(OvertakenError, match="before these were all read"):
+        next(first)

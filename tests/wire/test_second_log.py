@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from kafka_liveness_dagster.kafka import second_log
+from kafka_liveness_dagster.kafka.answers import Commit
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.second_log import SecondLog
@@ -40,15 +43,26 @@ class Broker:
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What the second log says after so many late writes of another run."""
+def opened(monkeypatch):
+    """A second log, and the broker that it writes to: ``opened(late)``."""
 
-    def tell(late):
+    def make(late=0):
         broker = Broker(late)
         log = SecondLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
         log.close()
         monkeypatch.setattr(log, "_cluster", broker)
         monkeypatch.setattr(log, "_committing", broker)
+        return log, broker
+
+    return make
+
+
+@pytest.fixture
+def told(opened):
+    """The second log after so many late writes of another run."""
+
+    def tell(late):
+        log, broker = opened(late)
         log.tell({AT: (LOST,)})
         return broker.facts_now.second
 
@@ -67,3 +81,47 @@ def test_what_cannot_be_told_is_no_secret(told):
     """Who is always late raises: what was to be told stays owed."""
     with pytest.raises(CommitRefusedError, match="lost 5 writes to other runs"):
         told(99)
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_a_record_is_read_back_and_repeated_until_it_lasts(opened, late):
+    """Another run's write may replace it: the range would be processed a second time."""
+    log, broker = opened(late)
+    log.record([OffsetRange("orders", 3, 80, 120)])
+    outstanding = broker.facts_now.second.outstanding((Span(70, 120),))
+    assert outstanding == (Span(70, 80),), "the record has to last"
+
+
+def test_an_expired_log_is_renewed_as_it_was_read_last(opened, monkeypatch):
+    """The offsets of a group without members expire; a live run that has read them commits them once more."""
+    log, broker = opened()
+    seen = DoneLog(70, (Span(80, 90),), origin=Origin(0), target="lake.shop.orders")
+    commits = {AT: Commit(seen.watermark, seen.encode())}
+    written = []
+    monkeypatch.setattr(broker, "commits", lambda _group, _partitions: dict(commits), raising=False)
+    monkeypatch.setattr(broker, "commit", written.append)
+    log.renew([AT])
+    commits.clear()
+    log.renew([AT])
+    expected = {AT: (seen.watermark, seen.encode())}
+    assert written == [expected, expected], "an expired log is renewed"
+
+
+def test_the_second_log_is_a_group_of_its_own(monkeypatch):
+    """In the live group a commit of crash lag would move the live lane."""
+    configs = []
+    client = SimpleNamespace(close=lambda: None, commit=lambda offsets, asynchronous: offsets)
+    monkeypatch.setattr(second_log, "made", lambda _kind, config: configs.append(config) or client)
+    SecondLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
+    assert [config["group.id"] for config in configs] == ["orders-etl.catch-up"]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, silent):
+    """The close would wait for a commit that never returns."""
+    log, broker = opened()
+    closed = []
+    monkeypatch.setattr(broker, "silent", silent)
+    monkeypatch.setattr(log, "_client", SimpleNamespace(close=lambda: closed.append(True)))
+    log.close()
+    assert closed == ([] if silent else [True])

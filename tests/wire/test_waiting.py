@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.view import GroupView
+from kafka_liveness_dagster.lanes import waiting
+from kafka_liveness_dagster.lanes.waiting import Waiting
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -21,3 +24,51 @@ def test_what_arrived_is_waited_for_until_its_first_commit(owned):
     member.arrived.clear()
     member.owned[ORDERS] = "settled"
     assert view.partitions_to_come() == ""
+
+
+class Consumer:
+    """A member of a group with a process timeout of 60 s and a session of 10 s.
+
+    Attributes:
+        why: a reason to wait; empty without one.
+        joined: whether the group has let it in.
+    """
+
+    timeouts = SimpleNamespace(process_ms=60_000, session_ms=10_000)
+    why, joined = "", True
+
+    def partitions_to_come(self):
+        return self.why
+
+    def is_held_up(self):
+        return False
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """A run that may wait: its consumer, the time, and its tags."""
+    run = SimpleNamespace(consumer=Consumer(), now=0.0, tags=[])
+    context = SimpleNamespace(log=Mock(), instance=None, run=SimpleNamespace(run_id="0badcafe"))
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: run.now))
+    monkeypatch.setattr(waiting, "tell", lambda _instance, _run_id, tags: run.tags.extend(tags.values()))
+    run.goes_on = Waiting(run.consumer, context).goes_on
+    return run
+
+
+def test_a_run_that_the_group_has_not_let_in_waits(run):
+    """Its partitions come with the membership."""
+    run.consumer.joined = False
+    assert run.goes_on(), "a run that is no member yet is not idle"
+    run.now, run.consumer.joined = 2.0, True
+    assert not run.goes_on()
+
+
+def test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it(run):
+    """A process timeout and a session; a tag on the run's page shows it meanwhile."""
+    run.consumer.why = "1 partitions are others'"
+    for run.now in (0.0, 30.0, 70.0):
+        assert run.goes_on()
+    assert run.tags == ["waits for partitions: 1 partitions are others'"]
+    run.now = 71.5
+    assert not run.goes_on(), "the wait has an end"
+    assert run.tags[1:] == [""]

@@ -207,3 +207,23 @@ def test_a_fence_is_of_one_membership():
     dog.fence(FenceReason.PARTITIONS_LOST, before)
     dog.check()
     assert left == []
+
+
+def test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down():
+    """The owner polled between the check of the timer and the fence."""
+    left, answers = [], iter([True, False])
+
+    class PolledMeanwhile(PollTimer):
+        def expired(self, now_ms):
+            return next(answers)
+
+    dog = Watchdog(PolledMeanwhile(60_000, now_ms()), link(), left.append)
+    dog.check()
+    assert (dog.reason, left) == (None, []), "a deadline that was met raises no fence"
+
+
+def test_a_member_that_cannot_leave_is_fenced_all_the_same():
+    """The session timeout ends the membership; the caller gets the fence's error."""
+    dog = Watchdog(PollTimer(0, now_ms()), link(), lambda _: 1 / 0)
+    with pytest.raises(FencedError, match="longer than its process timeout"):
+        dog.check()

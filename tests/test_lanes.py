@@ -1,0 +1,106 @@
+"""The partitions of a catch-up run, and the end of a live one."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.partition_keys import range_of
+from kafka_liveness_dagster.lanes import lanes as module
+from kafka_liveness_dagster.lanes.lanes import _again, _quarantines, _until_idle
+
+DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
+SENSOR = "dagster/sensor_name"
+
+
+@pytest.fixture(scope="module")
+def asset():
+    """The settings of an asset."""
+    return kl.kafka_asset(name="orders", topics=["orders"], group_id="orders-etl", table="lake.shop.orders")(
+        lambda batch: batch
+    ).settings
+
+
+@pytest.fixture
+def context(asset):
+    """A run's: one crash lag partition is materialized, and so is a key of the same form of the live asset."""
+    materialized = {asset.crash_lag_key: {DONE}, asset.key: {MISSING}}
+    instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__)
+
+    def make(tags=None):
+        events, run = [], SimpleNamespace(tags=tags or {})
+        return SimpleNamespace(run=run, instance=instance, log=Mock(), log_event=events.append, events=events)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("tags", "again"),
+    [
+        ({}, [DONE, REPLAY]),
+        ({SENSOR: "another_group"}, [DONE, REPLAY]),
+        ({SENSOR: "orders_group"}, [REPLAY]),
+    ],
+    ids=["by hand", "another sensor", "the sensor of the group"],
+)
+def test_materialized_partitions_and_replays_are_replayed(asset, context, tags, again):
+    """The sensor requests missing partitions: one that another run has materialized since needs no second pass."""
+    ranges = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
+    assert _again(asset, context(tags), ranges) == [range_of(key) for key in again], "these are replayed"
+
+
+@pytest.mark.parametrize(
+    ("keys", "reported"), [([DONE, REPLAY], REPLAY), ([DONE], "orders:3:150-151"), ([], "orders:3:150-151")]
+)
+def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset, context, keys, reported):
+    """On its own key where no partition of the run holds it."""
+    run = context()
+    _quarantines(asset, run, keys)(OffsetRange("orders", 3, 150, 151), "too slow", "too slow alone")
+    [event] = run.events
+    found = (event.asset_key, event.partition)
+    assert found == (asset.crash_lag_key, reported), "reported on a partition of the run"
+    assert event.metadata["offsets"].value == 1
+
+
+class Idle:
+    """A run without data: its consumer, its materializations and its clock.
+
+    Attributes:
+        now: the time.
+        due: how long until the next materialization, at each poll.
+        polls: how long each poll was to wait.
+    """
+
+    def __init__(self, *due):
+        self.now, self.due, self.polls = 0.0, list(due), []
+
+    def has_time_for_a_batch(self):
+        return True
+
+    def poll(self, seconds, _max_records, **_):
+        self.polls.append(seconds)
+        self.now += seconds
+
+    def tell_if_due(self, *, may_wait):
+        assert may_wait
+
+    @property
+    def due_in_seconds(self):
+        return self.due.pop(0)
+
+    def goes_on(self):
+        return False
+
+
+def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
+    """A materialization that falls due meanwhile interrupts the wait, and does not end it."""
+    run = Idle(10.0, math.inf)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: run.now))
+    next_batch = _until_idle(run, 30.0, 1.0, run, run)
+    assert next_batch(500, ahead=False) is None
+    assert run.polls == [10.0, 20.0], "the idle time has passed"

@@ -1,0 +1,150 @@
+"""The steps of a batch: it is written, then committed; a batch that the fence canceled is retried."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+
+import pytest
+
+from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.lanes.dead_letters import CAUSE, Landed
+from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
+from kafka_liveness_dagster.lanes.pipeline import Pipeline
+from kafka_liveness_dagster.metadata import Tally
+from kafka_liveness_dagster.spark.iceberg import Written
+
+LOG = logging.getLogger("kafka_liveness_dagster")
+CANCELED = "Spark canceled the batch"
+
+
+class Job(nullcontext):
+    """Spark work that can be canceled."""
+
+    tag, is_given_up = "job", False
+
+    def cancel(self, timeout_seconds=2.0):
+        return True
+
+
+class Write:
+    """A write that succeeds, or raises this error."""
+
+    def __init__(self, lane, batch, error):
+        self.lane, self.batch, self.error = lane, batch, error
+
+    def begin(self):
+        return lambda: 10
+
+    def finish(self, execute):
+        if self.error is not None:
+            raise self.error
+        self.lane.steps.append(("written", self.batch))
+        return Written(execute(), attempts=1, rewritten=False)
+
+
+class Lane:
+    """A lane that records its steps.
+
+    Attributes:
+        errors: of the next writes, one each; None for a write that succeeds.
+        fenced: batches that the fence has cut off, with the reason.
+        steps: the writes and the commits.
+    """
+
+    def __init__(self, errors=()):
+        self.errors, self.fenced, self.steps = list(errors), {}, []
+
+    def commit(self, batch):
+        self.steps.append(("committed", batch))
+        return ()
+
+    def check_open(self, batch):
+        if batch.epoch in self.fenced:
+            raise FencedError(self.fenced[batch.epoch])
+
+    def on_fence(self, _cancel):
+        """None comes by itself."""
+
+    before_revoke = on_fence
+
+
+class Faked(Pipeline):
+    """A pipeline whose writes fail as its lane has it."""
+
+    def _write_of(self, batch, lane, log):
+        error = lane.errors.pop(0) if lane.errors else None
+        return InFlightWrite(batch, Job(), Write(lane, batch, error))
+
+
+def batch(epoch, start=0):
+    """Ten offsets, planned by this membership."""
+    return Batch((OffsetRange("orders", 0, start, start + 10),), 60.0, epoch=epoch)
+
+
+def run(lane, *batches, most_in_flight=1):
+    """Run these batches, each ahead of the one before where two may be in flight."""
+    left = list(batches)
+    pipeline = Faked(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", most_in_flight)
+    tally = Tally()
+    pipeline.run(lane, lambda *_, ahead: left.pop(0) if left else None, LOG, pytest.fail, tally)
+    return tally
+
+
+@pytest.mark.parametrize("most_in_flight", [1, 2])
+def test_a_batch_is_committed_after_it_was_written(most_in_flight):
+    """A crash in between repeats the batch; the other order would lose it."""
+    lane, first, second = Lane(), batch(1), batch(1, 10)
+    assert run(lane, first, second, most_in_flight=most_in_flight).batches == 2
+    steps = [(what, one) for one in (first, second) for what in ("written", "committed")]
+    assert lane.steps == steps, "the write comes before the commit"
+
+
+@pytest.mark.parametrize("most_in_flight", [1, 2])
+def test_a_batch_that_the_fence_has_canceled_is_retried(most_in_flight):
+    """Spark's error is the fence's doing, and the process may be a member by then."""
+    lane = Lane([RuntimeError(CANCELED)])
+    lane.fenced[1] = FenceReason.PARTITIONS_LOST
+    assert run(lane, batch(1), batch(2), most_in_flight=most_in_flight).batches == 1
+    assert lane.steps == [("written", batch(2)), ("committed", batch(2))]
+
+
+@pytest.mark.parametrize(
+    ("reason", "raised"),
+    [(None, RuntimeError), (FenceReason.RUN_ENDED, FencedError)],
+    ids=["it failed by itself", "the run has ended"],
+)
+def test_other_failures_end_the_run(reason, raised):
+    """By the fence's error, where the fence is up; nothing is committed."""
+    lane = Lane([RuntimeError(CANCELED)])
+    if reason is not None:
+        lane.fenced[1] = reason
+    with pytest.raises(raised):
+        run(lane, batch(1), batch(2))
+    assert lane.steps == []
+
+
+def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():
+    """Its new owner processes the whole batch; the commit of this run records none of it as crash lag."""
+    why = {OffsetRange("orders", 0, 4, 5): "no price", OffsetRange("orders", 1, 7, 8): "no price"}
+    landed = Landed(Written(8, 1, rewritten=False), batch(1), why, "lake.shop.orders_dead_letters")
+    reported = list(landed.left_out([TopicPartition("orders", 1)]))
+    assert [(part, cause) for part, _, cause in reported] == [(OffsetRange("orders", 0, 4, 5), CAUSE)]
+
+
+def test_a_batch_that_is_judged_alone_shares_spark_with_no_other(monkeypatch):
+    """The batch before was too slow: next to another batch the slow offset could not be found."""
+    lane, in_flight_then = Lane([RuntimeError(CANCELED)]), []
+    lane.fenced[1] = FenceReason.POLL_TIMEOUT
+    append = InFlightWrites.append
+
+    def counted(in_flight, one):
+        append(in_flight, one)
+        in_flight_then.append(len(in_flight))
+
+    monkeypatch.setattr(InFlightWrites, "append", counted)
+    run(lane, batch(1), batch(1, 10), batch(2), batch(2, 10), batch(2, 20), most_in_flight=2)
+    assert in_flight_then == [1, 2, 1, 1, 2], "a batch is judged alone"

@@ -1,0 +1,61 @@
+"""Runs over windows of time: only a whole window is replayed, and only new records count as late."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import dagster as dg
+import pytest
+
+from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.kafka import processed as module
+from kafka_liveness_dagster.kafka.processed import Processed
+from kafka_liveness_dagster.lanes.late import LateRecords
+from kafka_liveness_dagster.lanes.windows import IncompleteWindowError, _offsets
+from kafka_liveness_dagster.settings.windows import Window
+
+FIRST, SECOND = OffsetRange("orders", 3, 0, 70), OffsetRange("orders", 3, 70, 120)
+WINDOW = Window("2026-11-22-10:00", 1_000.0, 4_600.0)
+ASSET = SimpleNamespace(group_id="orders-etl", topics=("orders",), crash_lag_key=dg.AssetKey("orders_crash_lag"))
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        pytest.param(Processed((FIRST,), (SECOND,), 0), "50 offsets are owed", id="crash lag"),
+        pytest.param(Processed((FIRST,), (), 50), "50 are not read yet", id="not read yet"),
+    ],
+)
+def test_a_window_with_missing_offsets_is_not_replayed(monkeypatch, found, why):
+    """The window would look whole, and the missing records would stay missing."""
+    monkeypatch.setattr(module, "processed", lambda *_: found)
+    windows = SimpleNamespace(allowed_lateness_seconds=60.0)
+    with pytest.raises(IncompleteWindowError, match=why):
+        _offsets(ASSET, windows, None, WINDOW)
+
+
+@pytest.mark.parametrize("lateness_seconds", [60.0, 0.0])
+def test_a_window_is_replayed_once_its_lateness_has_passed(monkeypatch, lateness_seconds):
+    """The user allows it, and records of that time belong to the window."""
+    bounds = []
+    monkeypatch.setattr(
+        module, "processed", lambda *arguments: bounds.append(arguments[3:]) or Processed((FIRST,), (), 0)
+    )
+    windows = SimpleNamespace(allowed_lateness_seconds=lateness_seconds)
+    assert _offsets(ASSET, windows, None, WINDOW) == (FIRST,)
+    assert bounds == [(1_000_000, round(1_000 * (4_600 + lateness_seconds)))]
+    now = time.time()
+    with pytest.raises(IncompleteWindowError, match="records of 2026-11-22-10:00 may come until"):
+        _offsets(ASSET, SimpleNamespace(allowed_lateness_seconds=now), None, WINDOW)
+
+
+def test_replayed_records_are_not_late():
+    """They were in time at first; if they counted, each replay would reopen its window."""
+    windows = SimpleNamespace(begin=1_000.0, told_until=lambda _: pytest.fail("a replay is not late"))
+    late = LateRecords(SimpleNamespace(instance=None), windows, "orders-etl", again=[FIRST])
+    one = SimpleNamespace(frame=Mock())
+    assert late.tell(one, Batch((FIRST,), 60.0)) == 1_000.0
+    assert late._new(Batch((FIRST, SECOND), 60.0)) == [SECOND], "only new records may be late"

@@ -1,0 +1,233 @@
+"""The catch-up lane on a broker and a table that change under it: offsets are done only if both prove it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.accounts import Account
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.timeouts import Budget
+from kafka_liveness_dagster.core.witnesses import PartitionFacts, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.kafka import catch_up, second_log
+from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.link import RunLink
+
+AT = TopicPartition("orders", 3)
+OWED = OffsetRange("orders", 3, 70, 120)
+FIRST, REST = OffsetRange("orders", 3, 70, 100), OffsetRange("orders", 3, 100, 120)
+TABLE = "lake.shop.orders"
+LINK = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+
+
+class Broker:
+    """One partition with the crash lag 70-120.
+
+    Attributes:
+        topic_id: the topic's id at the broker.
+        facts_now: both commit logs and the log bounds.
+        loses: whether another run's write replaces each write to the second log.
+        written: ``(offset, metadata)`` of each write to the second log.
+    """
+
+    def __init__(self):
+        mark = LiveMark(Mark.RUNNING, "0badcafe", (OWED.span,), origin=Origin(0, "T1"))
+        self.topic_id, self.loses, self.written = "T1", False, []
+        self.facts_now = PartitionFacts(120, mark, 0, 150, DoneLog(origin=Origin(0, "T1"), target=TABLE))
+
+    def facts(self, _group_id, _partitions):
+        return {AT: replace(self.facts_now, topic_id=self.topic_id)}
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, self.topic_id)
+
+    def commit(self, offsets, asynchronous):
+        assert not asynchronous
+        [one] = offsets
+        self.written.append((one.offset, one.metadata))
+        if not self.loses:
+            self.facts_now = replace(self.facts_now, second=DoneLog.decode(one.offset, one.metadata))
+        return offsets
+
+
+class Table:
+    """A table with an account of what it holds.
+
+    Attributes:
+        done: of the partition.
+        learned: accounts for its next write.
+    """
+
+    target = TABLE
+
+    def __init__(self):
+        self.done, self.learned = (Span(0, 70),), []
+
+    def accounts(self, partitions):
+        return {tp: Account(self.done, start=0, topic_id="T1") for tp in partitions}
+
+    def learn(self, accounts):
+        self.learned.append(dict(accounts))
+
+
+@pytest.fixture
+def broker():
+    """The lane's."""
+    return Broker()
+
+
+@pytest.fixture
+def table():
+    """The witness."""
+    return Table()
+
+
+@pytest.fixture
+def opened(monkeypatch, broker, table):
+    """A lane that was entered: ``opened(again=…, max_poll_records=…)``; closed at the end."""
+    client = SimpleNamespace(commit=broker.commit, close=lambda: None)
+    for module in (catch_up, second_log):
+        monkeypatch.setattr(module, "Cluster", lambda _kafka: broker)
+    monkeypatch.setattr(second_log, "made", lambda *_: client)
+    lanes = []
+
+    def make(**settings):
+        usual = {"max_poll_records": 500, "budget": Budget(60, "argument"), "link": LINK, "witness": table}
+        lanes.append(CatchUpConsumer(KafkaSettings("127.0.0.1:1"), "orders-etl", [OWED], **{**usual, **settings}))
+        return lanes[-1].__enter__()
+
+    yield make
+    for lane in lanes:
+        lane.close()
+
+
+def test_crash_lag_is_done_once_it_is_in_the_table_and_in_the_second_log(opened, broker, table):
+    """The lane ends then, and leaves nothing to do."""
+    lane = opened()
+    batch = lane.poll()
+    assert batch.ranges == (OWED,)
+    table.done = (Span(0, 120),)
+    lane.commit(batch)
+    assert lane.poll() is None
+    assert broker.facts_now.second.outstanding((OWED.span,)) == ()
+    assert lane.done_ranges() == [OWED]
+
+
+def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
+    """Its rows may be of either topic: a record of it as done could lose records of the new topic."""
+    lane = opened()
+    batch = lane.poll()
+    broker.topic_id = "T2"
+    with pytest.raises(TopicRecreatedError, match="rows of orders:3:70-120 were written meanwhile"):
+        lane.commit(batch)
+    assert broker.written == []
+
+
+def test_rows_that_the_table_lost_after_the_commit_end_the_run(opened, table):
+    """Else its partitions would be materialized without these rows."""
+    lane = opened()
+    batch = lane.poll()
+    table.done = (Span(0, 120),)
+    lane.commit(batch)
+    table.done = (Span(0, 70),)
+    with pytest.raises(RowsMissingError, match="lacks orders:3:70-120"):
+        lane.poll()
+
+
+def test_a_record_that_another_run_has_replaced_is_outstanding(opened, broker):
+    """Without a witness the second log alone proves that a range is done."""
+    lane = opened(witness=None)
+    lane.commit(lane.poll())
+    assert lane.poll() is None
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(origin=Origin(0, "T1"), target=TABLE))
+    assert lane.outstanding_ranges() == [OWED]
+
+
+def test_a_batch_that_outlasted_its_process_timeout_is_not_committed(opened, broker):
+    """Its offsets are planned a second time by then."""
+    lane = opened()
+    late = lane.poll()
+    lane._timer.polled_at_ms -= 60_000
+    with pytest.raises(FencedError, match="longer than its process timeout"):
+        lane.commit(late)
+    assert lane.poll().ranges == late.ranges
+    with pytest.raises(FencedError, match="planned before its process timeout"):
+        lane.commit(late)
+    assert broker.written == []
+
+
+def test_a_batch_that_was_not_recorded_is_outstanding(opened, broker):
+    """Another run's write replaced every record, so this run may not count the range as done."""
+    lane = opened()
+    broker.loses = True
+    with pytest.raises(CommitRefusedError, match="lost 5 writes to other runs"):
+        lane.commit(lane.poll())
+    assert lane.outstanding_ranges() == [OWED], "a range that was not recorded is outstanding"
+
+
+def test_exactly_the_offsets_below_the_log_start_are_lost(opened, broker, table):
+    """The offset at the log start is processed; lost offsets are recorded and reported."""
+    broker.facts_now = replace(broker.facts_now, log_start=100)
+    lane = opened(on_data_loss="skip")
+    assert lane.poll().ranges == (REST,)
+    assert lane.lost == [FIRST]
+    assert broker.facts_now.second.reported == (FIRST.span,)
+    assert table.learned[-1] == {AT: Account(reported=(FIRST.span,))}
+
+
+def test_a_range_that_is_replayed_is_processed_once(opened, table):
+    """Neither log changes by a replay, so the lane itself counts the replayed offsets."""
+    table.done = (Span(0, 120),)
+    lane = opened(again=[OWED], max_poll_records=30)
+    batches = [lane.poll()]
+    assert batches[0].ranges == (FIRST,)
+    lane.commit(batches[0])
+    assert lane.outstanding_ranges() == [REST], "a range is replayed once"
+    batches.append(lane.poll())
+    lane.commit(batches[1])
+    assert lane.outstanding_ranges() == []
+    assert lane.poll() is None
+
+
+def test_a_batch_ahead_of_one_that_is_open_does_not_end_the_lane(opened, table):
+    """The open batch is neither in the table nor in the log yet, and its rows are not missing."""
+    table.done = (Span(0, 70),)
+    lane = opened()
+    batch = lane.poll()
+    assert lane.poll(ahead=True) is None
+    table.done = (Span(0, 120),)
+    lane.commit(batch)
+    assert lane.poll() is None
+
+
+def test_a_quarantined_offset_is_not_planned_a_second_time(opened, table):
+    """Each process timeout would meet the offset once more, and the run would not end."""
+    lane = opened()
+    lane.poll()
+    lane.quarantine(OffsetRange("orders", 3, 100, 101))
+    lane._timer.polled_at_ms -= 60_000
+    assert [tuple(r.span) for r in lane.poll().ranges] == [(70, 100), (101, 120)], "a quarantined offset is left out"
+
+
+def test_crash_lag_of_a_paused_partition_ends_the_run_with_an_error(opened, broker):
+    """The run would materialize partitions of which nothing was processed."""
+    lane = opened(witness=None)
+    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.PAUSED))
+    with pytest.raises(PausedPartitionError, match="orders:3 of group orders-etl is paused"):
+        lane.poll()
+
+
+def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
+    """The lane checks the fence before it replaces rows."""
+    lane = opened()
+    batch = lane.poll()
+    lane.confirm(batch)
+    lane._watchdog.fence(FenceReason.RUN_ENDED, lane._watchdog._leave)
+    with pytest.raises(FencedError, match="no longer in progress"):
+        lane.confirm(batch)

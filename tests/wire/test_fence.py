@@ -1,0 +1,76 @@
+"""The fence of a lane, and the batches that it has cut off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.fairness import Batch, Rotation
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.kafka.commits import Commits
+from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.fence import Fence
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.watchdog import Watchdog
+
+LAPSED = "planned before the consumer rejoined"
+LINK = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+
+
+def batch(epoch):
+    """A batch that this membership, or a former one, has planned."""
+    return Batch((OffsetRange("orders", 3, 70, 100),), 60.0, epoch=epoch)
+
+
+def leave(_reason):
+    """Give nothing up: there is no group."""
+
+
+@pytest.fixture
+def watchdog():
+    """A watchdog without its threads, and with much time."""
+    return Watchdog(PollTimer(60_000, now_ms()), LINK, leave)
+
+
+@pytest.fixture
+def fence(watchdog):
+    """The fence of a second membership."""
+    made = Fence(watchdog, LAPSED, begun=True)
+    made.cut_off(FenceReason.POLL_TIMEOUT)
+    return made
+
+
+def test_no_batch_is_open_while_the_fence_is_up(fence, watchdog):
+    """Spark work of this membership is canceled too: the membership has ended."""
+    assert fence.is_open(batch(1))
+    watchdog.fence(FenceReason.PARTITIONS_LOST, leave)
+    assert not fence.is_open(batch(1)), "a batch is closed while the fence is up"
+
+
+def test_a_batch_of_a_former_membership_stays_closed(fence):
+    """The fence is down since, and other members may have processed the partitions meanwhile."""
+    assert fence.is_open(batch(1))
+    assert not fence.is_open(batch(0))
+    fence.check_open(batch(1))
+    with pytest.raises(FencedError, match=LAPSED):
+        fence.check_open(batch(0))
+
+
+def test_a_batch_is_not_committed_after_the_membership_that_planned_it():
+    """The broker would accept the commit: it fences members, and this process has joined a second time."""
+    watchdog = Watchdog(PollTimer(60_000, now_ms()), LINK, leave)
+    fence = Fence(watchdog, LAPSED, begun=False)
+    for _ in range(2):
+        fence.cut_off(FenceReason.POLL_TIMEOUT)
+    committed = []
+    memberships = SimpleNamespace(fence=fence, with_group=lambda commit: committed.append(commit) or ())
+    commits = Commits(None, "orders-etl", memberships, Rotation(), second=pytest.fail, link=LINK)
+    with pytest.raises(FencedError, match=LAPSED):
+        commits.commit(batch(1))
+    with pytest.raises(FencedError, match=LAPSED):
+        commits.confirm(batch(1))
+    assert committed == []
+    commits.commit(batch(2))
+    assert len(committed) == 1

@@ -1,0 +1,203 @@
+"""Settling and planning of one membership, on a log that is deleted, recreated or expires under it."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.accounts import Account
+from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.fairness import Rotation, Wanted
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.resume import Owned, ResumePolicy
+from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts, TopicRecreatedError
+from kafka_liveness_dagster.kafka.config import LiveSettings
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.findings import Found
+from kafka_liveness_dagster.kafka.live import LiveLane
+
+AT = TopicPartition("orders", 3)
+WANTED = Wanted(500)
+SKIP = ResumePolicy(on_data_loss="skip")
+
+
+class Steps:
+    """Everything that the lane does, in order: the broker, the member, the second log and the table in one.
+
+    Attributes:
+        bounds: log start and log end.
+        topic_id: the topic's id at the broker; empty for a broker without topic ids.
+        committed: the group's offset; ``second``: its second log.
+        is_ours: whether the last commit is of this package, or of another client.
+        done: the steps.
+    """
+
+    target, sure_seconds = "lake.shop.orders", 3_600.0
+
+    def __init__(self):
+        self.bounds, self.topic_id, self.done = (0, 120), "", []
+        self.committed, self.is_ours, self.second = 70, True, DoneLog(120, origin=Origin(0))
+        self.arrived, self.owned = {}, {}
+        self.listening = SimpleNamespace(looked=lambda _ends: None)
+
+    def log_bounds(self, partitions):
+        return dict.fromkeys(partitions, self.bounds)
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, self.topic_id)
+
+    def facts(self, _group_id, partitions):
+        mark = LiveMark(Mark.RUNNING, "0badcafe", origin=Origin(0, self.topic_id)) if self.is_ours else None
+        one = PartitionFacts(self.committed, mark, *self.bounds, self.second, topic_id=self.topic_id)
+        return dict.fromkeys(partitions, one)
+
+    def accounts(self, partitions):
+        return {tp: Account((Span(0, 70),), start=0) for tp in partitions}
+
+    def adopt(self, settled):
+        self.done.append(("first log", {tp: one.committed for tp, one in settled.items()}))
+        self.owned.update(settled)
+
+    def put(self, logs):
+        [(_, self.second)] = logs.values()
+        self.done.append(("second log", {tp: self.second.outstanding((Span(0, 120),)) for tp in logs}))
+
+    def tell(self, reported):
+        self.done.append(("reported as lost", reported))
+
+    def learn(self, accounts):
+        self.done.append(("table", dict(accounts)))
+
+    def believe(self, accounts):
+        """Nothing: the history of this table is complete."""
+
+
+@pytest.fixture
+def steps():
+    """The steps of one lane."""
+    return Steps()
+
+
+@pytest.fixture
+def lane(steps):
+    """A lane with these settings: ``lane(policy=…)``; without a witness for a sink that reports nothing."""
+
+    def make(policy=SKIP, *, has_witness=True):
+        witness = steps if has_witness else None
+        settings = LiveSettings(("orders",), "orders-etl", 500, policy=policy, witness=witness)
+        log = logging.getLogger("kafka_liveness_dagster")
+        parts = {"found": Found(), "poison": (), "rotation": Rotation(), "second": lambda: steps, "log": log}
+        return LiveLane(steps, steps, settings, **parts)
+
+    return make
+
+
+def test_a_position_behind_the_log_end_ends_the_run(steps, lane):
+    """The topic was recreated, on a broker without topic ids: the lane would wait at the old log end."""
+    steps.owned[AT] = Owned(120, 120)
+    steps.bounds = (0, 30)
+    with pytest.raises(TopicRecreatedError, match="orders:3 is committed at 120 but its log ends at 30"):
+        lane().plan(WANTED)
+
+
+def test_offsets_that_expired_under_a_live_member_end_the_run(steps, lane):
+    """Unless the user has chosen to go on without them."""
+    steps.owned[AT] = Owned(70, 70)
+    steps.bounds = (100, 120)
+    with pytest.raises(DataExpiredError, match="30 offsets were deleted before they were processed"):
+        lane(ResumePolicy()).plan(WANTED)
+
+
+def test_exactly_the_expired_offsets_are_passed_and_reported(steps, lane):
+    """By the second log and the table, before any offset behind them is planned."""
+    steps.owned[AT] = Owned(70, 70)
+    steps.bounds = (100, 120)
+    live = lane()
+    batch = live.plan(WANTED)
+    gone = {AT: (Span(70, 100),)}
+    assert steps.done == [("reported as lost", gone), ("table", {AT: Account(reported=gone[AT])})]
+    assert live._found.lost == [OffsetRange("orders", 3, 70, 100)]
+    assert batch.ranges == (OffsetRange("orders", 3, 100, 120),)
+    assert (steps.owned[AT].committed, steps.owned[AT].position) == (100, 120), (
+        "the next commit begins at the log start"
+    )
+
+
+def test_a_partition_with_an_open_batch_is_not_passed(steps, lane):
+    """The batch 70-90 may be in the table already: only its commit decides about these offsets."""
+    steps.owned[AT] = Owned(70, 90)
+    steps.bounds = (100, 120)
+    with pytest.raises(DataExpiredError):
+        lane().plan(WANTED)
+    assert steps.done == []
+
+
+def test_the_second_log_is_written_before_the_first(steps, lane):
+    """A former life of the group had 70-120 done: a crash between the two writes would lose these offsets."""
+    steps.arrived[AT] = 1
+    lane(ResumePolicy(enable_parallel_rebalance=True)).settle()
+    assert [what for what, _ in steps.done][:2] == ["second log", "first log"], "the second log comes first"
+    assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
+
+
+def test_crash_lag_outlasts_a_commit_of_another_client(steps, lane):
+    """Such a commit replaces the mark with the owed ranges; the consumer keeps them in memory."""
+    live = lane(ResumePolicy(enable_parallel_rebalance=True), has_witness=False)
+    steps.arrived[AT] = 1
+    live.settle()
+    steps.committed, steps.is_ours = 120, False
+    live.settle()
+    assert steps.owned[AT].owed == (Span(70, 120),), "crash lag lasts"
+
+
+def test_a_recreated_topic_is_known_before_anything_is_planned_of_it(steps, lane):
+    """The new topic may have more records than the old one."""
+    steps.owned[AT] = Owned(70, 70)
+    live = lane()
+    steps.topic_id = "T1"
+    assert live.plan(WANTED).ranges == (OffsetRange("orders", 3, 70, 120),)
+    steps.topic_id, steps.bounds = "T2", (0, 500)
+    with pytest.raises(TopicRecreatedError, match="T2"):
+        live.plan(WANTED)
+    assert steps.owned[AT].position == 120
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_refused_commit_neither_pauses_nor_resumes(steps, lane, paused):
+    """The next owner follows the commit."""
+
+    def refuse(*_):
+        raise CommitRefusedError
+
+    steps.owned[AT] = Owned(70, 70, paused=not paused)
+    steps.commit = refuse
+    with pytest.raises(CommitRefusedError):
+        lane().hold(AT, paused=paused)
+    assert steps.owned[AT].paused is not paused, "a refused commit changes nothing"
+
+
+def planned(steps, lane):
+    """A lane that owns a partition, and a batch of it."""
+    steps.owned[AT] = Owned(70, 70, arrival=1)
+    live = lane()
+    return live, live.plan(WANTED)
+
+
+def test_a_batch_is_confirmed_by_the_broker_after_its_partitions_went(steps, lane):
+    """The batch was planned a moment ago, but the member no longer owns all of it."""
+    live, batch = planned(steps, lane)
+    steps.still_owns = lambda _: False
+    steps.confirm = lambda *_: (AT,)
+    with pytest.raises(FencedError, match="handed over before the batch was written"):
+        live.confirm(batch, lambda: None)
+    assert steps.owned[AT].position == 70, "owned partitions are replanned"
+
+
+def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane):
+    """Within half a session the group gives its partitions to no other member."""
+    live, batch = planned(steps, lane)
+    steps.still_owns, steps.confirm = lambda _: True, pytest.fail
+    live.confirm(batch, lambda: None)
+    assert steps.owned[AT].position == 120

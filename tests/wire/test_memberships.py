@@ -1,0 +1,142 @@
+"""One membership after the other: the fence ends each, and the next one begins when it has left."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.memberships import Memberships
+
+TIMEOUT_SECONDS = 20.0
+
+
+class Lane:
+    """A lane that records its leave.
+
+    Attributes:
+        held: the first leave waits for it.
+    """
+
+    def __init__(self, steps):
+        self.steps, self.held, self.entered = steps, threading.Event(), threading.Event()
+        self.held.set()
+        self.member = SimpleNamespace(joined=True, ended=None, owned={}, serve=lambda *_: None, leave=self.end)
+
+    def leave(self, reason):
+        if not self.held.is_set() and not self.entered.is_set():
+            self.entered.set()
+            assert self.held.wait(TIMEOUT_SECONDS)
+        self.steps.append(("left", reason))
+
+    def end(self, *, release):
+        self.steps.append(("closed", release))
+
+    def settle(self):
+        """Nothing has arrived."""
+
+
+@pytest.fixture
+def steps():
+    """The joins and leaves, in order."""
+    return []
+
+
+@pytest.fixture
+def timer():
+    """The poll timer, with much time."""
+    return PollTimer(60_000, now_ms())
+
+
+@pytest.fixture
+def consumer(steps, timer):
+    """The memberships of a consumer that has not joined yet."""
+
+    def join():
+        steps.append(("joined", None))
+        return Lane(steps)
+
+    link = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+    made = Memberships(timer, link, join, serves_while_busy=False)
+    yield made
+    made.watchdog.stop()
+
+
+@pytest.fixture
+def memberships(consumer, steps):
+    """The memberships of a consumer that has joined."""
+    consumer.serve()
+    steps.clear()
+    return consumer
+
+
+def test_the_next_membership_begins_when_the_one_before_has_left(memberships, steps):
+    """The watchdog's thread has raised the fence and has not left yet: two members would be in the group."""
+    before = memberships.lane
+    before.held.clear()
+    fence = (FenceReason.PARTITIONS_LOST, before.leave)
+    watchdogs = threading.Thread(target=memberships.watchdog.fence, args=fence, daemon=True)
+    watchdogs.start()
+    assert before.entered.wait(TIMEOUT_SECONDS)
+    memberships.serve()
+    before.held.set()
+    watchdogs.join(TIMEOUT_SECONDS)
+    assert steps[:2] == [("left", FenceReason.PARTITIONS_LOST), ("joined", None)], "leave comes before join"
+
+
+@pytest.mark.parametrize(
+    ("reason", "released"),
+    [(FenceReason.RUN_ENDED, False), (FenceReason.RUN_CANCELED, True)],
+    ids=["run ended", "run canceled"],
+)
+def test_a_fence_decides_whether_the_partitions_are_released(memberships, steps, reason, released):
+    """An ended run leaves them as a crash does, however the block of the consumer is left."""
+    memberships.watchdog.fence(reason, memberships.lane.leave)
+    memberships.close(release=not released)
+    assert steps == [("left", reason), ("closed", released)], "the fence decides"
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_without_a_fence_the_consumer_decides(memberships, steps, release):
+    """By how its block is left."""
+    memberships.close(release=release)
+    assert steps == [("closed", release)]
+
+
+def test_a_new_membership_has_the_whole_process_timeout(memberships, timer, steps):
+    """The time of the slow batch before it does not count."""
+    timer.polled_at_ms -= 60_000
+    memberships.serve()
+    assert ("joined", None) in steps
+    assert memberships.watchdog.reason is None, "a new membership begins with its own time"
+
+
+def test_a_run_that_has_ended_does_not_join_again(memberships, steps):
+    """Its partitions belong to another run by now."""
+    memberships.watchdog.fence(FenceReason.RUN_ENDED, memberships.lane.leave)
+    with pytest.raises(FencedError, match="no longer in progress"):
+        memberships.serve()
+    assert steps == [("left", FenceReason.RUN_ENDED)]
+
+
+def test_a_consumer_that_was_closed_before_its_first_poll_does_not_join(consumer, steps):
+    """The member would never be closed."""
+    consumer.close(release=True)
+    with pytest.raises(FencedError, match="the consumer was closed"):
+        consumer.serve()
+    assert steps == []
+
+
+def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(memberships):
+    """The group gave its partitions to other members while the commit waited."""
+
+    def commit(lane):
+        lane.member.ended = FenceReason.PARTITIONS_LOST
+        return ()
+
+    with pytest.raises(FencedError, match="took this member for dead"):
+        memberships.with_group(commit)
