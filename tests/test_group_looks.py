@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.membership import Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.run_marks import run_mark

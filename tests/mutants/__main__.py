@@ -36,9 +36,7 @@ _TEST_SECONDS = 600
 def mutated(source: str, mutant: Mutant, reached: Path) -> str:
     """Return the module's source with the defect, and with a statement before it that creates the file ``reached``."""
     if source.count(mutant.old) != 1:
-        raise ValueError(
-            f"{mutant.name}: {mutant.file} contains the old text {source.count(mutant.old)} times, not once"
-        )
+        raise ValueError(f"{mutant.name}: {mutant.file} contains the old text {source.count(mutant.old)} times, not once")
     start = source.index(mutant.old) + len(mutant.old) - len(mutant.old.lstrip())
     changed = source.replace(mutant.old, mutant.new)
     # the first line that differs: what stands before it in the old text is only there to make it unique
@@ -101,9 +99,7 @@ def run(mutants: Iterable[Mutant]) -> int:
             started = time.monotonic()
             verdict = outcome(mutant, copy)
             left += verdict != "killed"
-            row = (
-                f"{verdict.splitlines()[0]:10} {time.monotonic() - started:5.1f} s  {mutant.name}  [{mutant.killed_by}]"
-            )
+            row = f"{verdict.splitlines()[0]:10} {time.monotonic() - started:5.1f} s  {mutant.name}  [{mutant.killed_by}]"
             print("\n".join([row, *verdict.splitlines()[1:]]), flush=True)  # noqa: T201
     return left
 

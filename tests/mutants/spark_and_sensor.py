@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_LINE = "tests/wire/test_spark_line.py::"
+_SESSIONS = "tests/wire/test_spark_sessions.py::"
+_WRITES = "tests/wire/test_spark_writes.py::"
 _GROUP_LOOKS = "tests/test_group_looks.py::"
 
 _SENSOR = (
@@ -74,8 +77,8 @@ _SENSOR = (
     Mutant(
         name="a run that is deleted during the observation counts as killed",
         file="sensor/runs_seen.py",
-        old="    for mark in away.values():  # deleted\n        known[mark] = replace(known[mark], process=Word.UNKNOWN)\n",
-        new="",
+        old="known[mark] = replace(known[mark], process=Word.UNKNOWN)\n    return",
+        new="pass\n    return",
         killed_by="tests/test_signs.py::test_dagster_is_asked_again_after_the_process",
         invariant="Word.GONE",
     ),
@@ -105,4 +108,243 @@ _SENSOR = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*_SENSOR,)
+_CONNECTION = (
+    Mutant(
+        name="giving up the connection does nothing",
+        file="spark/line.py",
+        old="        if self._cut is not None:\n            return\n        silent",
+        new="        if self.is_cut or what:\n            return\n        silent",
+        killed_by=f"{_LINE}test_a_call_that_waits_ends_when_the_connection_is_given_up",
+        invariant="the query still waits for Spark",
+    ),
+    Mutant(
+        name="giving up the connection leaves its channel open",
+        file="spark/line.py",
+        old="            self._channel.close()",
+        new="            pass",
+        killed_by=f"{_LINE}test_a_call_that_waits_ends_when_the_connection_is_given_up",
+        invariant="the query still waits for Spark",
+    ),
+    Mutant(
+        name="the time limit of a block goes on behind it",
+        file="spark/line.py",
+        old="            ended.set()",
+        new="            pass",
+        killed_by=f"{_LINE}test_a_block_that_ends_in_time_leaves_the_connection_as_it_is",
+        invariant="assert not True",
+    ),
+    Mutant(
+        name="a session on a silent server ends without giving up its connection",
+        file="spark/session.py",
+        old='        line_of(session).cut("its session was to be ended")\n',
+        new="",
+        killed_by=f"{_LINE}test_a_session_ends_in_seconds_on_a_server_that_is_silent",
+        invariant=").is_cut",
+    ),
+    Mutant(
+        name="a session shows secrets in plans",
+        file="spark/session.py",
+        old="            _hide_secrets(session)\n",
+        new="",
+        killed_by=f"{_SESSIONS}test_a_session_hides_secrets_in_plans",
+        invariant="assert 's3cr3t' not in",
+    ),
+    Mutant(
+        name="a session replaces the server's redaction",
+        file="spark/session.py",
+        old='f"{theirs}|{_IN_PLANS}" if theirs else _IN_PLANS',
+        new="_IN_PLANS",
+        killed_by=f"{_SESSIONS}test_a_session_adds_to_the_redaction_of_the_server",
+        invariant="'card 4711'",
+    ),
+)
+
+_WRITE = (
+    Mutant(
+        name="Spark reads over a gap",
+        file="spark/source.py",
+        old='"failOnDataLoss": "true"',
+        new='"failOnDataLoss": "false"',
+        killed_by=f"{_WRITES}test_spark_fails_where_records_of_the_range_are_gone",
+        invariant="assert 'false' == 'true'",
+    ),
+    Mutant(
+        name="the user's options come after those of the batch",
+        file="spark/source.py",
+        old="**theirs, **ours})",
+        new="**ours, **theirs})",
+        killed_by=f"{_WRITES}test_settings_of_the_user_change_neither_the_range_nor_what_happens_at_a_gap",
+        invariant="'latest'",
+    ),
+    Mutant(
+        name="aborted transactions are read",
+        file="spark/source.py",
+        old="theirs = {**DEFAULTS, **(",
+        new="theirs = {**(",
+        killed_by=f"{_WRITES}test_aborted_transactions_are_not_read",
+        invariant="kafka.isolation.level is not in the plan",
+    ),
+    Mutant(
+        name="rows outside of the batch pass",
+        file="spark/inside.py",
+        old="    return frame.where(\n",
+        new="    return frame or frame.where(\n",
+        killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_fails_the_write",
+        invariant="CASE WHEN (`topic` = 'orders'",
+    ),
+    Mutant(
+        name="rows outside of the batch pass in a new table",
+        file="spark/attempt.py",
+        old="count_rows(inside(frame, of.ranges))",
+        new="count_rows(frame)",
+        killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table",
+        invariant="CASE WHEN (`topic` = 'orders'",
+    ),
+    Mutant(
+        name="the snapshot of the validation is taken after the batch was read",
+        file="spark/attempt.py",
+        old="        frame = of.make_frame()\n",
+        new="        frame = of.make_frame()\n"
+        "        snapshot_id = None if shape is None else table.snapshot_id(session)\n",
+        killed_by=f"{_WRITES}test_a_write_is_validated_from_the_snapshot_before_the_batch_was_read",
+        invariant="assert '8' == '7'",
+    ),
+    Mutant(
+        name="a write is not validated from its snapshot",
+        file="spark/snapshots.py",
+        old="    if snapshot_id is not None:  #",
+        new="    if snapshot_id is None:  #",
+        killed_by=f"{_WRITES}test_a_write_is_validated_from_the_snapshot_before_the_batch_was_read",
+        invariant="validate-from-snapshot-id is not in the plan",
+    ),
+    Mutant(
+        name="a write is not serializable",
+        file="spark/schema.py",
+        old='{"isolation-level": "serializable", "distribution-mode"',
+        new='{"distribution-mode"',
+        killed_by=f"{_WRITES}test_a_write_is_serializable",
+        invariant="isolation-level is not in the plan",
+    ),
+    Mutant(
+        name="rows without topic, partition and offset pass",
+        file="spark/attempt.py",
+        old='        check_rows(frame, f"the rows for {table.name}")\n',
+        new="",
+        killed_by=f"{_WRITES}test_rows_without_the_offset_are_refused",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="a fence between the transform and the write is not noticed",
+        file="spark/attempt.py",
+        old="        def execute() -> int:\n            of.may_go_on()\n",
+        new="        def execute() -> int:\n",
+        killed_by=f"{_WRITES}test_a_process_that_is_fenced_after_the_transform_writes_nothing",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="a successor is looked for before the snapshot is known",
+        file="spark/attempt.py",
+        old="        of.may_go_on()\n        shape = table.shape(session)\n",
+        new="        of.may_go_on()\n        of.may_replace()\n        shape = table.shape(session)\n",
+        killed_by=f"{_WRITES}test_a_successor_is_noticed_after_the_snapshot_is_known",
+        invariant="== ['snapshot', 'permission']",
+    ),
+    Mutant(
+        name="a canceled write counts as a failure of the transform",
+        file="spark/iceberg.py",
+        old="            self.may_go_on()  # who was cancelled, or is fenced, failed because of that\n",
+        new="",
+        killed_by=f"{_WRITES}test_a_canceled_process_reports_the_cancel_and_not_the_error_of_its_write",
+        invariant="SparkFailedError: Spark could not write",
+    ),
+    Mutant(
+        name="the catalog's cache is not refreshed after a refusal",
+        file="spark/iceberg.py",
+        old="                    self.table.refresh(self.session)\n",
+        new="",
+        killed_by=f"{_WRITES}test_a_refused_batch_is_written_again_from_a_newer_snapshot",
+        invariant="== ['7', 'refresh', '8']",
+    ),
+    Mutant(
+        name="a commit without a reply is written again though it landed",
+        file="spark/iceberg.py",
+        old="            rows = self._attempt.rows_if_landed()\n",
+        new="            rows = None\n",
+        killed_by=f"{_WRITES}test_a_commit_without_a_reply_is_not_written_again_if_it_landed",
+        invariant="did not say whether it took the commit",
+    ),
+    Mutant(
+        name="the last commit without a reply counts as a conflict",
+        file="spark/iceberg.py",
+        old="is_last=attempt == self.max_attempts",
+        new="is_last=attempt > self.max_attempts",
+        killed_by=f"{_WRITES}test_a_last_commit_without_a_reply_is_the_storage_s_error",
+        invariant="WriteConflictError",
+    ),
+    Mutant(
+        name="the ledger does not hear of a committed batch",
+        file="spark/iceberg.py",
+        old="                self.ledger.landed(self.ranges)",
+        new="                pass",
+        killed_by=f"{_WRITES}test_the_ledger_hears_of_a_batch_when_it_is_committed",
+        invariant="assert [] == [OffsetRange(",
+    ),
+    Mutant(
+        name="a file ends at its last offset",
+        file="spark/table.py",
+        old="OffsetRange(topic, partition, first, last + 1)",
+        new="OffsetRange(topic, partition, first, last)",
+        killed_by=f"{_WRITES}test_a_file_ends_behind_its_last_offset",
+        invariant="end=8",
+    ),
+    Mutant(
+        name="files that overlap a replaced file are cut",
+        file="spark/ranges.py",
+        old="        spans = grown",
+        new="        return grown",
+        killed_by=f"{_WRITES}test_a_batch_that_cuts_through_files_replaces_them_whole",
+        invariant="`offset` >= 5 AND `offset` < 31)",
+    ),
+    Mutant(
+        name="merges of one session go on at the same time",
+        file="spark/snapshots.py",
+        old="        lock = _told.setdefault(session, threading.Lock())",
+        new="        lock = threading.Lock()",
+        killed_by=f"{_WRITES}test_merges_of_one_session_take_turns",
+        invariant="== ['first', 'second']",
+    ),
+    Mutant(
+        name="a merge that waited for another one does not check the fence",
+        file="spark/snapshots.py",
+        old="            self.may_go_on()\n",
+        new="",
+        killed_by=f"{_WRITES}test_a_merge_that_waited_for_another_one_checks_whether_it_may_write",
+        invariant="assert 0 == 1",
+    ),
+    Mutant(
+        name="the namespace of a table that could not be created stays",
+        file="spark/schema.py",
+        old="    except PySparkException:\n        _drop_namespaces(session, made)\n        raise\n\n\ndef keep",
+        new="    except PySparkException:\n        raise\n\n\ndef keep",
+        killed_by=f"{_WRITES}test_a_namespace_that_a_write_created_goes_with_its_table",
+        invariant="assert 0 >= 1",
+    ),
+    Mutant(
+        name="a sink is given rows outside of the batch",
+        file="spark/sink.py",
+        old="Replacement(inside(frame, self.ranges), ",
+        new="Replacement(frame, ",
+        killed_by=f"{_WRITES}test_a_sink_is_given_rows_of_the_batch_alone",
+        invariant="CASE WHEN (`topic` = 'orders'",
+    ),
+    Mutant(
+        name="a sink's error does not name the row outside of the batch",
+        file="spark/sink.py",
+        old="            if row := stray(error):",
+        new="            if (row := stray(error)) and not row:",
+        killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_is_named_by_a_sink_too",
+        invariant="USER_RAISED_EXCEPTION",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (*_SENSOR, *_CONNECTION, *_WRITE)

@@ -19,14 +19,30 @@ from grpc_status import rpc_status
 from pyspark.sql.connect.expressions import LiteralExpression
 from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
 from pyspark.sql.connect.types import pyspark_types_to_proto_types
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_liveness_dagster.spark.fit import KEY
 
 RECORDS = StructType()
 for _name, _kind in {"key": BinaryType(), "value": BinaryType(), **KEY}.items():
     RECORDS.add(_name, _kind)
-_SPARK_SETTINGS = {"spark.sql.sources.useV1SourceList": "avro,csv,json,kafka,orc,parquet,text"}
+_PARTITION = StructType([RECORDS["topic"], RECORDS["partition"]])
+_SPARK_SETTINGS = {
+    "spark.sql.sources.useV1SourceList": "avro,csv,json,kafka,orc,parquet,text",
+    # createDataFrame fails without a value of each
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.session.localRelationCacheThreshold": "1048576",
+    "spark.sql.session.localRelationChunkSizeRows": "10000",
+    "spark.sql.session.localRelationChunkSizeBytes": "16777216",
+    "spark.sql.session.localRelationBatchOfChunksSizeBytes": "1073741824",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
+    "spark.sql.execution.pandas.convertToArrowArraySafely": "false",
+    "spark.sql.execution.pandas.inferPandasDictAsMap": "false",
+    "spark.sql.pyspark.inferNestedDictAsStruct.enabled": "false",
+    "spark.sql.pyspark.legacy.inferArrayTypeFromFirstElement.enabled": "false",
+    "spark.sql.pyspark.legacy.inferMapTypeFromFirstPair.enabled": "false",
+}
 _SERVER = "the server's side of the session"
 _OBSERVED = re.compile(r'collect_metrics \{.*?name: "([0-9a-f-]{36})"', re.DOTALL)
 
@@ -69,6 +85,12 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
     def has(self, text, schema):
         """Return this schema, or raise this failure, for plans with this text."""
         self._schemas.insert(0, (text, schema))
+
+    def has_table(self, quoted, columns, snapshot_id=7):
+        """Have a table partitioned by Kafka's partition, at a snapshot."""
+        with_metadata = StructType([*columns, StructField("_partition", _PARTITION)])
+        self.has(f'"{quoted}"', lambda text: with_metadata if '"_partition"' in text else columns)
+        self.gives("`refs`", f"… snapshotId={snapshot_id} …")
 
     def falls_silent_at(self, text):
         """Send no reply to requests with this text."""
@@ -113,6 +135,7 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
             reply.explain.explain_string = self._result(text, context, "")
         else:
             schema = next((schema for part, schema in self._schemas if part in text), RECORDS)
+            schema = schema(text) if callable(schema) else schema
             if isinstance(schema, Failure):
                 _abort(context, schema)
             reply.schema.schema.CopyFrom(pyspark_types_to_proto_types(schema))
@@ -186,6 +209,13 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         return result
 
 
+def option(plan, name):
+    """Return the value of an option in a plan."""
+    found = re.search(rf'key: "{re.escape(name)}" value: "((?:[^"]|"(?!\s))*)"', plan)
+    assert found, f"{name} is not in the plan"
+    return found[1]
+
+
 def _text(message):
     """Return a request as text, with SQL as the client wrote it."""
     one_line = text_format.MessageToString(message, as_one_line=True, as_utf8=True)
@@ -194,7 +224,7 @@ def _text(message):
 
 def _abort(context, failure):
     info = error_details_pb2.ErrorInfo(reason=failure.kind, domain="org.apache.spark")
-    info.metadata["classes"] = json.dumps(["org.apache.spark.SparkRuntimeException"] if failure.condition else [])
+    info.metadata["classes"] = json.dumps([failure.kind])
     if failure.condition:
         info.metadata["errorClass"] = failure.condition
         info.metadata["messageParameters"] = json.dumps(failure.parameters)

@@ -1,0 +1,86 @@
+"""The connection to Spark: what ends a wait for a server that accepts requests and sends no reply."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kafka_liveness_dagster.spark import session as sessions
+from kafka_liveness_dagster.spark.errors import SparkSilentError
+from kafka_liveness_dagster.spark.line import line_of
+from kafka_liveness_dagster.spark.session import connect, end
+
+SECONDS = 10.0  # a wait this long is in vain
+
+
+class Query(threading.Thread):
+    """A query in a thread; ``error`` is what it raised."""
+
+    def __init__(self, session, text):
+        super().__init__(daemon=True)
+        self.session, self.text, self.error = session, text, None
+        self.start()
+
+    def run(self):
+        try:
+            self.session.sql(self.text).collect()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def ends_with(self):
+        """Return what it raised, when it ends."""
+        self.join(SECONDS)
+        assert not self.is_alive(), "the query still waits for Spark"
+        return self.error
+
+
+def test_a_call_that_waits_ends_when_the_connection_is_given_up(server, session):
+    """Any thread can end it; pyspark's calls have no time limit."""
+    server.falls_silent_at("SELECT 1")
+    query = Query(session, "SELECT 1")
+    assert server.reached.wait(SECONDS)
+    line_of(session).cut("the batch was too slow")
+    error = query.ends_with()
+    assert isinstance(error, SparkSilentError)
+    assert "the batch was too slow" in str(error)
+
+
+def test_a_connection_that_was_given_up_stays_so(server, session):
+    """Each later call raises at once, and nothing is sent."""
+    line_of(session).cut("the batch was too slow")
+    with pytest.raises(SparkSilentError, match="the batch was too slow"):
+        session.sql("SELECT 2").collect()
+    assert server.executed_with("SELECT 2") == []
+
+
+def test_a_block_has_a_time_limit(server, session):
+    """A server that sends no reply is given up when the time is over."""
+    server.falls_silent_at("SELECT 3")
+    with (
+        pytest.raises(SparkSilentError, match="its numbers were read"),
+        line_of(session).within(0.2, "its numbers were read"),
+    ):
+        query = Query(session, "SELECT 3")
+        error = query.ends_with()
+        raise error
+
+
+def test_a_block_that_ends_in_time_leaves_the_connection_as_it_is(session):
+    """The time limit ends with the block."""
+    with line_of(session).within(0.05, "its numbers were read") as _:
+        pass
+    watches = [one for one in threading.enumerate() if one.name == "kafka-liveness-line"]
+    for watch in watches:
+        watch.join(SECONDS)
+    assert not line_of(session).is_cut
+
+
+def test_a_session_ends_in_seconds_on_a_server_that_is_silent(server, monkeypatch):
+    """The connection is given up, so that no thread of pyspark's waits at exit."""
+    monkeypatch.setattr(sessions, "_END_SECONDS", 0.2)
+    session = connect(server.remote)
+    server.falls_silent_at("ReleaseSession")
+    end(session)
+    assert server.reached.is_set()
+    assert line_of(session).is_cut
