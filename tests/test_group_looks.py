@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
@@ -21,7 +21,7 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.kafka import times
 from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
 from kafka_liveness_dagster.runs.tags import FENCED_TAG, PARTITION_TAG, lane_tags
-from kafka_liveness_dagster.sensor.ghosts import Ghosts
+from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
 from kafka_liveness_dagster.sensor.look import GroupLook
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
@@ -41,6 +41,7 @@ class Cluster:
     Attributes:
         logs: the commit of each commit log.
         members: of the group.
+        bounds: log start and log end of the partition.
         when_observed: called when the group's members are listed.
     """
 
@@ -48,7 +49,7 @@ class Cluster:
 
     def __init__(self):
         first = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], (Span(70, 100),)).encode())
-        self.logs, self.members = {GROUP: first}, []
+        self.logs, self.members, self.bounds = {GROUP: first}, [], (0, 120)
         self.when_observed = lambda: None
 
     def meet(self, group_id):
@@ -61,7 +62,7 @@ class Cluster:
         return {tp: self.logs[group_id] for tp in partitions if group_id in self.logs}
 
     def log_bounds(self, partitions):
-        return dict.fromkeys(partitions, (0, 120))
+        return dict.fromkeys(partitions, self.bounds)
 
     def topic_ids(self, topics):
         return dict.fromkeys(topics, "")
@@ -216,6 +217,34 @@ def test_a_run_whose_process_is_gone_is_reported_as_failed(instance):
     assert instance.get_run_by_id(RUN).status is FAILURE
 
 
+POOL = "orders_pool"
+
+
+@dg.asset(pool=POOL)
+def pooled():
+    """An asset with a pool."""
+
+
+def test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while():
+    """Not those of a run in progress, nor those that Dagster gives back itself at this moment."""
+    with dg.instance_for_test() as instance:
+        storage = instance.event_log_storage
+        storage.set_concurrency_slots(POOL, 3)
+        add_run(instance, RUN)
+        add_run(instance, SECOND_RUN)
+        for run_id in (RUN, SECOND_RUN):
+            storage.claim_concurrency_slot(POOL, run_id, "pooled")
+        end_run(instance, RUN)
+        ended = instance.get_run_record_by_id(RUN).end_time
+
+        def claimed(seconds):
+            free_slots(instance, pooled, ended + seconds)
+            return {slot.run_id for slot in storage.get_concurrency_info(POOL).claimed_slots}
+
+        assert claimed(59) == {RUN, SECOND_RUN}
+        assert claimed(61) == {SECOND_RUN}
+
+
 # --- a tick ---------------------------------------------------------------------------------------------------------
 
 
@@ -272,3 +301,15 @@ def test_a_pending_range_becomes_a_partition_and_a_run_is_requested_for_the_lag(
     result = tick()
     assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
     assert [request.job_name for request in result.run_requests] == ["orders_job"]
+
+
+def test_a_stored_check_result_says_whether_rows_are_missing(cluster, tick):
+    """The table is queried for it, also where the commits alone would do for the rest of the tick."""
+    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], origin=Origin(0)).encode())
+    tick()
+    cluster.members = [GroupMember("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", (AT,))]
+    cluster.bounds = (110, 120)  # records expired: a result changes, and all of them are stored
+    events = tick().asset_events
+    exact = [one for one in events if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "exact"]
+    assert [one.passed for one in exact] == [False]
+    assert "the embedded Spark does not run" in exact[0].description

@@ -7,6 +7,12 @@ from tests.mutants.mutant import Mutant
 _LINE = "tests/wire/test_spark_line.py::"
 _SESSIONS = "tests/wire/test_spark_sessions.py::"
 _WRITES = "tests/wire/test_spark_writes.py::"
+_JOBS = "tests/wire/test_spark_jobs.py::"
+_LETTERS = "tests/wire/test_letters.py::"
+_TABLE_LOOKS = "tests/wire/test_table_looks.py::"
+_TRANSFORMS = "tests/wire/test_transforms.py::"
+_UPKEEP = "tests/wire/test_upkeep.py::"
+_CHECKS = "tests/test_check_results.py::"
 _GROUP_LOOKS = "tests/test_group_looks.py::"
 
 _SENSOR = (
@@ -105,6 +111,14 @@ _SENSOR = (
         new="",
         killed_by=f"{_GROUP_LOOKS}test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition",
         invariant="== ['orders:3:70-100']",
+    ),
+    Mutant(
+        name="a check result is stored without a query of the table",
+        file="sensor/sensor.py",
+        old="                look if asked else self._look(cluster, instance, table),",
+        new="                look,",
+        killed_by=f"{_GROUP_LOOKS}test_a_stored_check_result_says_whether_rows_are_missing",
+        invariant="assert [True] == [False]",
     ),
 )
 
@@ -347,4 +361,379 @@ _WRITE = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*_SENSOR, *_CONNECTION, *_WRITE)
+_TABLE_OF_A_TICK = (
+    Mutant(
+        name="a tick waits for the table without a time limit",
+        file="spark/ledger.py",
+        old='with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):',
+        new="if True:",
+        killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
+        invariant="the tick waits for Spark",
+    ),
+    Mutant(
+        name="a tick waits for the table as long as a run does",
+        file="sensor/table_look.py",
+        old="IcebergTable(self.target), self._session, _ASK_SECONDS, last)",
+        new="IcebergTable(self.target), self._session, last=last)",
+        killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
+        invariant="the tick waits for Spark",
+    ),
+    Mutant(
+        name="a tick waits for dead letters without a time limit",
+        file="sensor/table_look.py",
+        old='with line_of(session).within(_ASK_SECONDS, f"{self.target} was asked for its dead letters"):',
+        new="if True:",
+        killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_dead_letters",
+        invariant="the tick waits for Spark",
+    ),
+    Mutant(
+        name="a tick tries a silent server again at once",
+        file="sensor/table_look.py",
+        old="                _silent_until[remote] = (until, self.connect_seconds, str(error))\n",
+        new="",
+        killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_server_that_sends_no_reply",
+        invariant="assert not True",
+    ),
+    Mutant(
+        name="the next tick uses the session that failed",
+        file="sensor/table_look.py",
+        old="if remote not in _sessions or line_of(_sessions[remote]).is_cut:",
+        new="if remote not in _sessions:",
+        killed_by=f"{_TABLE_LOOKS}test_a_session_that_failed_is_replaced_by_the_next_tick",
+        invariant="'NoneType' object is not subscriptable",
+    ),
+    Mutant(
+        name="each tick reads the table's whole history",
+        file="sensor/table_look.py",
+        old="        _readings[self.target] = ledger.reading\n",
+        new="",
+        killed_by=f"{_TABLE_LOOKS}test_the_history_is_read_once_while_the_table_does_not_change",
+        invariant="assert 2 == 1",
+    ),
+)
+
+_JOB = (
+    Mutant(
+        name="a canceled job waits for its reply without end",
+        file="spark/job.py",
+        old="(self._interrupt_until_ended, self._give_up)",
+        new="(self._interrupt_until_ended,)",
+        killed_by=f"{_JOBS}test_a_canceled_job_that_gets_no_reply_gives_up_its_connection",
+        invariant="the job still waits for Spark",
+    ),
+    Mutant(
+        name="a cancel interrupts nothing",
+        file="spark/job.py",
+        old="                self._session.interruptTag(self.tag)",
+        new="                pass",
+        killed_by=f"{_JOBS}test_a_cancel_interrupts_the_operations_of_the_job_alone",
+        invariant="assert set() ==",
+    ),
+    Mutant(
+        name="a canceled job whose operation ended looks like success",
+        file="spark/job.py",
+        old="        if kind is None or isinstance(error, PySparkException):\n            self.check()\n",
+        new="",
+        killed_by=f"{_JOBS}test_a_canceled_job_never_looks_like_success",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="progress of another batch counts",
+        file="spark/job.py",
+        old="        if threading.get_ident() != self._thread:",
+        new="        if self._thread is None:",
+        killed_by=f"{_JOBS}test_progress_of_another_thread_is_not_that_of_the_job",
+        invariant="(3, 4)",
+    ),
+    Mutant(
+        name="a restarted server counts as a failure of the work",
+        file="spark/job.py",
+        old="        if is_new or is_away(error):",
+        new="        if is_away(error):",
+        killed_by=f"{_JOBS}test_a_server_that_was_restarted_is_unreachable_and_no_failure_of_the_work",
+        invariant="INVALID_HANDLE.SESSION_CLOSED",
+    ),
+    Mutant(
+        name="a commit that was never sent counts as one without a reply",
+        file="spark/failed.py",
+        old='    return sent and not found[-1][0].endswith("ConnectException")',
+        new="    return sent",
+        killed_by="tests/test_spark_errors.py::test_what_iceberg_refuses_can_be_tried_again",
+        invariant="Why.UNKNOWN",
+    ),
+)
+
+_TRANSFORM = (
+    Mutant(
+        name="a transform that returns None passes",
+        file="spark/transformed.py",
+        old="        if not isinstance(rows, DataFrame):\n",
+        new="        if rows is not None and not isinstance(rows, DataFrame):\n",
+        killed_by=f"{_TRANSFORMS}test_something_other_than_rows_is_refused",
+        invariant="'NoneType' object has no attribute 'sparkSession'",
+    ),
+    Mutant(
+        name="an order to the run is taken for an error of the transform",
+        file="spark/transformed.py",
+        old="(KafkaLivenessError, *self.let_pass)",
+        new="KafkaLivenessError",
+        killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
+        invariant="TransformError: raising.<locals>.orders raised StopError",
+    ),
+    Mutant(
+        name="an order to the run is swallowed",
+        file="spark/transformed.py",
+        old="            if isinstance(error, (KafkaLivenessError, *self.let_pass)):\n                raise\n",
+        new="            if isinstance(error, (KafkaLivenessError, *self.let_pass)):\n                return batch\n",
+        killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="rows of another session pass",
+        file="spark/transformed.py",
+        old="        if rows.sparkSession is not self.session:",
+        new="        if rows.sparkSession is None:",
+        killed_by=f"{_TRANSFORMS}test_rows_of_another_session_are_refused",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="an unknown column is not found before the write",
+        file="spark/transformed.py",
+        old="                _ = rows.schema  #",
+        new="                _ = rows  #",
+        killed_by=f"{_TRANSFORMS}test_a_plan_that_spark_refuses_is_the_transform_s_error_at_once",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="a missing Kafka source is the transform's error",
+        file="spark/transformed.py",
+        old="                self._check_source(batch)\n",
+        new="",
+        killed_by=f"{_TRANSFORMS}test_a_server_without_the_kafka_source_is_not_the_transform_s_error",
+        invariant="TransformError",
+    ),
+    Mutant(
+        name="a record that Spark cannot read becomes a dead letter",
+        file="spark/transformed.py",
+        old="            if unreadable := rows.unreadable(error):",
+        new="            if (unreadable := None):",
+        killed_by=f"{_TRANSFORMS}test_a_record_that_spark_cannot_read_is_not_the_transform_s_failure",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="a cancel becomes the failure of a record",
+        file="spark/transformed.py",
+        old="        except PySparkException as error:\n"
+        "            if is_the_servers(error):\n"
+        "                raise\n"
+        "            if unreadable := rows",
+        new="        except PySparkException as error:\n            if unreadable := rows",
+        killed_by=f"{_TRANSFORMS}test_a_canceled_search_does_not_blame_a_record",
+        invariant="DID NOT RAISE",
+    ),
+)
+
+_LETTER = (
+    Mutant(
+        name="the room of the commit is checked after the letters are written",
+        file="lanes/dead_letters.py",
+        old="            lane.check_room(batch)\n"
+        '            may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}\n'
+        "            letters.keep(ranges, why, self.run, frame.options, **may)\n",
+        new='            may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}\n'
+        "            letters.keep(ranges, why, self.run, frame.options, **may)\n"
+        "            lane.check_room(batch)\n",
+        killed_by=f"{_LETTERS}test_letters_are_written_before_the_rows_and_the_room_is_checked_before_both",
+        invariant="At index 0 diff: ('letters',)",
+    ),
+    Mutant(
+        name="the letters are not written",
+        file="lanes/dead_letters.py",
+        old="            letters.keep(ranges, why, self.run, frame.options, **may)\n",
+        new="",
+        killed_by=f"{_LETTERS}test_letters_are_written_before_the_rows_and_the_room_is_checked_before_both",
+        invariant="At index 1 diff: ('rows',)",
+    ),
+    Mutant(
+        name="the whole batch is written though some of its records are left out",
+        file="lanes/dead_letters.py",
+        old="rest = replace(write, ranges=batch.done, make_frame",
+        new="rest = replace(write, make_frame",
+        killed_by=f"{_LETTERS}test_the_rows_of_the_other_offsets_are_written",
+        invariant="`offset` < 9)",
+    ),
+    Mutant(
+        name="one bad record fewer than allowed ends the run",
+        file="lanes/dead_letters.py",
+        old="            if len(why) > most:",
+        new="            if len(why) >= most:",
+        killed_by=f"{_LETTERS}test_as_many_bad_records_as_allowed_become_letters",
+        invariant="BadRecordError",
+    ),
+    Mutant(
+        name="letters of an earlier attempt count against the limit",
+        file="lanes/dead_letters.py",
+        old="most = self.most + letters.count(ranges)",
+        new="most = self.most",
+        killed_by=f"{_LETTERS}test_letters_of_an_earlier_attempt_do_not_count_again",
+        invariant="BadRecordError",
+    ),
+    Mutant(
+        name="a storage error is looked for in the records",
+        file="lanes/dead_letters.py",
+        old="        if isinstance(failed, StorageError):\n",
+        new="        if failed is None:\n",
+        killed_by=f"{_LETTERS}test_a_storage_error_blames_no_record",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="a transform that always fails blames the records",
+        file="lanes/dead_letters.py",
+        old="    except (TransformError, SparkFailedError):\n        return {}\n",
+        new="    except (TransformError, SparkFailedError):\n        pass\n",
+        killed_by=f"{_LETTERS}test_a_transform_that_fails_without_records_blames_no_record",
+        invariant="BadRecordError",
+    ),
+    Mutant(
+        name="offsets of partitions that were handed over are reported as left out",
+        file="lanes/dead_letters.py",
+        old="            if part.topic_partition not in handed_over:",
+        new="            if part:",
+        killed_by=f"{_LETTERS}test_only_partitions_that_this_process_still_owns_are_reported_as_left_out",
+        invariant="Left contains one more item",
+    ),
+    Mutant(
+        name="a table of another kind is taken for dead letters",
+        file="spark/dead_letters.py",
+        old="        with self._asked():\n            self._exists()\n        rows",
+        new="        rows",
+        killed_by=f"{_LETTERS}test_a_table_of_another_kind_is_not_taken_for_dead_letters",
+        invariant="DID NOT RAISE",
+    ),
+    Mutant(
+        name="the letter at the end of a range counts as pending",
+        file="spark/dead_letters.py",
+        old='(letters["offset"] < owed["end"])',
+        new='(letters["offset"] <= owed["end"])',
+        killed_by=f"{_LETTERS}test_a_letter_is_pending_while_its_offset_is_in_a_pending_range",
+        invariant="assert 0 == 1",
+    ),
+    Mutant(
+        name="letters of processed offsets stay",
+        file="spark/dead_letters.py",
+        old="        if ranges and self.count(ranges):",
+        new="        if ranges and not self.count(ranges):",
+        killed_by=f"{_LETTERS}test_letters_of_processed_offsets_are_removed",
+        invariant="not enough values to unpack",
+    ),
+)
+
+_REST = (
+    Mutant(
+        name="snapshots that hold the ledger expire",
+        file="spark/maintenance.py",
+        old="(*found.path, *found.summed_up)",
+        new="found.summed_up",
+        killed_by=f"{_UPKEEP}test_the_snapshots_that_hold_the_ledger_are_kept",
+        invariant="timestamp_millis(432000000L)",
+    ),
+    Mutant(
+        name="files of writes that go on are deleted as orphans",
+        file="spark/maintenance.py",
+        old="before = _moment(now - min_age)",
+        new="before = _moment(now)",
+        killed_by=f"{_UPKEEP}test_files_of_writes_that_may_go_on_are_no_orphans",
+        invariant="timestamp_millis(432000000L)",
+    ),
+    Mutant(
+        name="a tick that has ended keeps its place",
+        file="sensor/vigil.py",
+        old="        _places.release()",
+        new="        pass",
+        killed_by="tests/test_vigil.py::test_only_two_ticks_wait_at_once",
+        invariant="their places are free again",
+    ),
+    Mutant(
+        name="the slots of a run in progress come free",
+        file="sensor/ghosts.py",
+        old="        if is_over and now",
+        new="        if now",
+        killed_by=f"{_GROUP_LOOKS}test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while",
+        invariant="AssertionError: assert {'0badcafe-11",
+    ),
+    Mutant(
+        name="windows are marked complete without the table",
+        file="sensor/windows.py",
+        old="            if cannot_tell or found.standing",
+        new="            if found.standing",
+        killed_by="tests/test_windows.py::test_no_window_is_marked_complete_while_the_table_cannot_be_queried",
+        invariant="== ([], 0.0)",
+    ),
+    Mutant(
+        name="windows do not wait for late records",
+        file="sensor/windows.py",
+        old="now - self.windows.allowed_lateness_seconds, _MOST)",
+        new="now, _MOST)",
+        killed_by="tests/test_windows.py::test_a_window_waits_for_records_that_may_come_late",
+        invariant="'2026-10-24-01:00'",
+    ),
+    Mutant(
+        name="a clock that was set back keeps the sensor from observing",
+        file="sensor/cursor.py",
+        old='                "observed_at": 0.0,\n',
+        new="",
+        killed_by="tests/test_sensors.py::test_a_clock_that_was_set_back_delays_nothing",
+        invariant="assert (2000.0, 1000.0, 7) == (0.0, 1000.0, 7)",
+    ),
+    Mutant(
+        name="two events of a kind in one tick request one run",
+        file="sensor/hooks.py",
+        old="            met[name] += 1\n",
+        new="",
+        killed_by="tests/test_sensors.py::test_what_happens_again_is_asked_for_again",
+        invariant="== 4",
+    ),
+    Mutant(
+        name="a changed check result is stored ten minutes later",
+        file="sensor/checks.py",
+        old="forgotten or outcomes != stored or now",
+        new="forgotten or now",
+        killed_by=f"{_CHECKS}test_a_changed_result_is_stored_at_once",
+        invariant="assert 0 == 2",
+    ),
+    Mutant(
+        name="a materialization of this second hides check results for good",
+        file="sensor/checks.py",
+        old="if one.timestamp < now - _SAME_SECONDS),",
+        new="if one.timestamp <= now),",
+        killed_by=f"{_CHECKS}test_a_materialization_of_this_second_hides_results_at_the_next_tick",
+        invariant="At index 0 diff: ",
+    ),
+    Mutant(
+        name="live runs that fail in a row are requested at once",
+        file="core/restarts.py",
+        old="    if failures_in_a_row < _PATIENT_FAILURES:",
+        new="    if failures_in_a_row <= _PATIENT_FAILURES:",
+        killed_by=f"{_GROUP_LOOKS}test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals",
+        invariant="assert [True, True] == [False, True]",
+    ),
+    Mutant(
+        name="a partition that fails is caught up again before the others",
+        file="sensor/run_requests.py",
+        old="oldest = min(owed, key=lambda key: failed[key])",
+        new="oldest = owed[0]",
+        killed_by=f"{_GROUP_LOOKS}test_a_partition_that_fails_does_not_keep_the_others_from_being_caught_up",
+        invariant="assert ['orders:3:70-90'] == ['orders:3:90-100']",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    *_SENSOR,
+    *_CONNECTION,
+    *_WRITE,
+    *_TABLE_OF_A_TICK,
+    *_JOB,
+    *_TRANSFORM,
+    *_LETTER,
+    *_REST,
+)

@@ -96,6 +96,10 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         """Send no reply to requests with this text."""
         self._silent.append(text)
 
+    def talks_again(self):
+        """Send a reply to each new request."""
+        self._silent.clear()
+
     def executed_with(self, text):
         """Return the plans that have this text."""
         return [plan for plan in self.executed if text in plan]
