@@ -205,7 +205,7 @@ def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instan
     add_run(instance, RUN)
     found = ghosts_of(instance, RUN)
     end_run(instance, RUN)
-    assert found.end(instance, "sensor orders_group", LOG) is False
+    assert not found.end(instance, "sensor orders_group", LOG), "an ended run was reported as failed"
     assert instance.get_run_by_id(RUN).status is SUCCESS
 
 

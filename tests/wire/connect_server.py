@@ -222,7 +222,7 @@ def option(plan, name):
 
 def _text(message):
     """Return a request as text, with SQL as the client wrote it."""
-    one_line = text_format.MessageToString(message, as_one_line=True, as_utf8=True)
+    one_line = text_format.MessageToString(message, as_one_line=True)
     return one_line.replace("\\'", "'").replace('\\"', '"')
 
 

@@ -86,7 +86,7 @@ def test_progress_of_another_thread_is_not_that_of_the_job(server, session):
         reported.clear()  # of the statement itself, which this thread has sent
         other.start()
         other.join(SECONDS)
-        assert reported == []
+        assert reported == [], "progress of another thread was reported"
         session.sql("SELECT 2").collect()
         assert (3, 4) in reported
 

@@ -89,7 +89,7 @@ def test_a_block_that_ends_in_time_leaves_the_connection_as_it_is(session):
     watches = [one for one in threading.enumerate() if one.name == "kafka-liveness-line"]
     for watch in watches:
         watch.join(SECONDS)
-    assert not line_of(session).is_cut
+    assert not line_of(session).is_cut, "the connection was given up after the block"
 
 
 def test_a_session_ends_in_seconds_on_a_server_that_is_silent(server, monkeypatch):
@@ -99,4 +99,4 @@ def test_a_session_ends_in_seconds_on_a_server_that_is_silent(server, monkeypatc
     server.falls_silent_at("ReleaseSession")
     end(session)
     assert server.reached.is_set()
-    assert line_of(session).is_cut
+    assert line_of(session).is_cut, "the connection is still open"

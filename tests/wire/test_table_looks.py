@@ -88,7 +88,7 @@ def test_a_tick_does_not_wait_for_a_server_that_sends_no_reply(server, look):
     assert "no Spark Connect server answered" in found.cannot_tell
     server.reached.clear()
     assert in_time(lambda: again.accounts(QUERIED)) is None
-    assert not server.reached.is_set()
+    assert not server.reached.is_set(), "the silent server was tried again"
 
 
 def test_the_history_is_read_once_while_the_table_does_not_change(server, look):
@@ -97,7 +97,7 @@ def test_the_history_is_read_once_while_the_table_does_not_change(server, look):
     assert look().accounts(QUERIED)[AT].done == (Span(7, 12),)
     first = len(server.executed_with("`snapshots`"))
     assert look().accounts(QUERIED)[AT].done == (Span(7, 12),)
-    assert len(server.executed_with("`snapshots`")) == first > 0
+    assert len(server.executed_with("`snapshots`")) == first > 0, "the history was read again"
 
 
 def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):
