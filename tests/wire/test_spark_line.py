@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kafka_liveness_dagster.spark import session as sessions
 from kafka_liveness_dagster.spark.errors import SparkSilentError
-from kafka_liveness_dagster.spark.line import line_of
+from kafka_liveness_dagster.spark.line import Line, line_of
 from kafka_liveness_dagster.spark.session import connect, end
 
 SECONDS = 10.0  # a wait this long is in vain
@@ -70,6 +71,26 @@ def test_a_connection_that_was_given_up_stays_so(server, session):
     assert server.executed_with("SELECT 2") == []
 
 
+def test_no_stream_is_opened_on_a_closed_channel():
+    """Closing waits for a stream that is being opened: gRPC would end the process with a segmentation fault."""
+    line, order, threads = Line("sc://127.0.0.1:1"), [], []
+    line._channel = SimpleNamespace(close=lambda: order.append("closed"))
+
+    def continuation(_details, _request):
+        threads.append(threading.Thread(target=line.cut, args=("the batch was too slow",)))
+        threads[0].start()
+        threads[0].join(0.3)  # it would close the channel
+        order.append("opened")
+        return iter(())
+
+    line.intercept_unary_stream(continuation, None, None)
+    threads[0].join(SECONDS)
+    assert order == ["opened", "closed"]
+    with pytest.raises(SparkSilentError):
+        line.intercept_unary_stream(continuation, None, None)
+    assert order == ["opened", "closed"]
+
+
 def test_a_block_has_a_time_limit(server, session):
     """A server that sends no reply is given up when the time is over."""
     server.falls_silent_at("SELECT 3")
@@ -84,7 +105,7 @@ def test_a_block_has_a_time_limit(server, session):
 
 def test_a_block_that_ends_in_time_leaves_the_connection_as_it_is(session):
     """The time limit ends with the block."""
-    with line_of(session).within(0.05, "its numbers were read") as _:
+    with line_of(session).within(2.0, "its numbers were read") as _:
         pass
     watches = [one for one in threading.enumerate() if one.name == "kafka-liveness-line"]
     for watch in watches:
