@@ -110,7 +110,7 @@ _SENSOR = (
         old="            look = self._look(cluster, instance, table, must_ask=forgotten or tells)\n",
         new="",
         killed_by=f"{_GROUP_LOOKS}test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition",
-        invariant="assert ['orders:3:70-100', ",
+        invariant="Left contains one more item: 'orders:3:70-100@2'",
     ),
     Mutant(
         name="a check result is stored without a query of the table",
@@ -134,10 +134,18 @@ _CONNECTION = (
     Mutant(
         name="giving up the connection leaves its channel open",
         file="spark/line.py",
-        old="            self._channel.close()",
-        new="            pass",
+        old="                self._channel.close()",
+        new="                pass",
         killed_by=f"{_LINE}test_a_call_that_waits_ends_when_the_connection_is_given_up",
         invariant="the query still waits for Spark",
+    ),
+    Mutant(
+        name="the channel is closed while a stream is being opened",
+        file="spark/line.py",
+        old="            with self._opening:\n                self._channel.close()",
+        new="            self._channel.close()",
+        killed_by=f"{_LINE}test_no_stream_is_opened_on_a_closed_channel",
+        invariant="assert ['closed', 'opened'] == ['opened', 'closed']",
     ),
     Mutant(
         name="the time limit of a block goes on behind it",
@@ -261,7 +269,7 @@ _WRITE = (
         old="        of.may_go_on()\n        shape = table.shape(session)\n",
         new="        of.may_go_on()\n        of.may_replace()\n        shape = table.shape(session)\n",
         killed_by=f"{_WRITES}test_a_successor_is_noticed_after_the_snapshot_is_known",
-        invariant="assert ['permission', 'snapshot', 'permission'] == ['snapshot', 'permission']",
+        invariant="At index 0 diff: 'permission' != 'snapshot'",
     ),
     Mutant(
         name="a canceled write counts as a failure of the transform",
@@ -427,7 +435,7 @@ _JOB = (
         old="                self._session.interruptTag(self.tag)",
         new="                pass",
         killed_by=f"{_JOBS}test_a_cancel_interrupts_the_operations_of_the_job_alone",
-        invariant="assert set() ==",
+        invariant="AssertionError: no interrupt was sent",
     ),
     Mutant(
         name="a canceled job whose operation ended looks like success",

@@ -64,7 +64,7 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         observed: sums that the server returns for each observation of rows.
         executed: the text of each plan that it was to execute, in order.
         progress: completed and total tasks that it reports of each plan.
-        interrupted: the tag of each interrupt.
+        interrupted: the tag of each interrupt; was_interrupted: set with the first one.
         reached: set when a request arrived that gets no reply.
     """
 
@@ -72,7 +72,7 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         self.remote = f"sc://127.0.0.1:{port}"
         self.settings, self.observed = dict(_SPARK_SETTINGS), {"rows": 5}
         self.executed, self.interrupted, self.progress = [], [], None
-        self.reached, self._over = threading.Event(), threading.Event()
+        self.reached, self.was_interrupted, self._over = threading.Event(), threading.Event(), threading.Event()
         self._results, self._schemas, self._silent = [], [], []
 
     def gives(self, text, *results):
@@ -179,6 +179,7 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
     def Interrupt(self, request, context):  # noqa: N802
         """Record an interrupt."""
         self.interrupted.append(request.operation_tag)
+        self.was_interrupted.set()
         return base_pb2.InterruptResponse(session_id=request.session_id, server_side_session_id=_SERVER)
 
     def ReleaseExecute(self, request, context):  # noqa: N802

@@ -42,7 +42,8 @@ def test_a_cancel_interrupts_the_operations_of_the_job_alone(server, session):
     job = SparkJob(session)
     work = Work(session, job, "SELECT 1")
     assert server.reached.wait(SECONDS)
-    assert job.cancel(timeout_seconds=0.5) is False
+    assert job.cancel(timeout_seconds=0.0) is False
+    assert server.was_interrupted.wait(SECONDS), "no interrupt was sent"
     assert set(server.interrupted) == {job.tag}
     server.stop()
     work.ends_with()
