@@ -123,6 +123,17 @@ def test_a_cursor_of_the_first_versions_is_read():
     assert GroupCursor.decode(cursor.encode()) == cursor
 
 
+def test_a_clock_that_was_set_back_delays_nothing():
+    """No moment in the cursor is later than now: the group is observed at once, and no run is absent in the future."""
+    memory = Memory(GroupState.STABLE, {}, {}, "1", 2_000.0, {"0badcafe": Absence(2_000, 2_000, 7)}, looked_at=2_000.0)
+    cursor = GroupCursor.of(memory, observed_at=2_000.0, epoch=1, events=7, checked_at=2_000.0)
+    assert cursor.as_of(2_010.0) == cursor
+    back = cursor.as_of(1_000.0)
+    assert (back.observed_at, back.checked_at, back.events) == (0.0, 1_000.0, 7)
+    assert back.memory.absent == {"0badcafe": Absence(1_000, 1_000, 7)}
+    assert (back.memory.rebalancing_since, back.memory.looked_at) == (1_000.0, 1_000.0)
+
+
 @pytest.mark.parametrize(
     "cursor",
     [

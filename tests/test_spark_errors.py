@@ -22,6 +22,7 @@ from kafka_liveness_dagster.spark.session import _created
 PLAN = f"+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat({OUTSIDE}, …"
 ICEBERG = "org.apache.iceberg.exceptions"
 CAUSE = "x.SparkException\n\tat f(g:1)\nCaused by: "
+POSTED = f"{CAUSE}{ICEBERG}.RESTException: Error occurred while processing POST request\n"
 CONFLICT = f"({ICEBERG}.ValidationException) Found conflicting files that can contain records matching …: […]"
 
 
@@ -84,6 +85,21 @@ def test_a_row_outside_of_its_batch_is_named():
         ),
         pytest.param(
             unknown("(org.apache.iceberg.jdbc.UncheckedSQLException) Failed to get table"), Why.CATALOG, id="catalog"
+        ),
+        pytest.param(
+            unknown(f"({ICEBERG}.CommitStateUnknownException) Connection reset"),
+            Why.UNKNOWN,
+            id="a commit without reply",
+        ),
+        pytest.param(
+            unknown("Writing job aborted", f"{POSTED}Caused by: java.net.SocketException: Connection reset"),
+            Why.UNKNOWN,
+            id="a catalog lost the connection after it was sent a commit",
+        ),
+        pytest.param(
+            unknown("Writing job aborted", f"{POSTED}Caused by: java.net.ConnectException: Connection refused"),
+            None,
+            id="a catalog refused the connection: no commit was sent",
         ),
         pytest.param(AnalysisException(lacks("`n`")), Why.WRITER, id="Spark 4.0: a column was added meanwhile"),
         pytest.param(AnalysisException(lacks("`a``b`")), Why.WRITER, id="Spark 4.0: one with an odd name"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
+from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.kafka import times
+from kafka_liveness_dagster.sensor.look import GroupLook
 from kafka_liveness_dagster.sensor.observations import topic_key
+from kafka_liveness_dagster.sensor.windows import ToldWindows, WindowWatch
 from kafka_liveness_dagster.settings.windows import Windows
 
 
@@ -74,3 +81,51 @@ def test_its_parts_are_in_the_definitions():
     assert hourly.windows.asset_deps == {hourly.windows.key: {topic_key("orders")}}, "unsynced by no live run's news"
     assert hourly.windows in hourly.definitions.assets
     assert kl.kafka_asset(**told)(print).windows is None
+
+
+# --- marked complete ------------------------------------------------------------------------------------------------
+
+AT = TopicPartition("orders", 3)
+HOUR = 3_600.0
+
+
+@pytest.fixture
+def complete(monkeypatch):
+    """Judge the windows of a group that has committed 120; a new hour begins at each 50th offset."""
+    begin = of("1h").begin
+
+    def bounds(_cluster, _partitions, begin_ms, end_ms):
+        first, last = (max(0, 50 * round((at / 1000 - begin) / HOUR)) for at in (begin_ms, end_ms))
+        return {AT: first}, {AT: last}
+
+    monkeypatch.setattr(times, "window_bounds", bounds)
+
+    def judge(hours, *, lateness=0.0, cannot_tell=""):
+        windows = replace(of("1h"), allowed_lateness_seconds=lateness)
+        watch = WindowWatch(windows=windows, group_id="orders-etl", target="lake.shop.orders")
+        seen = PartitionSnapshot(AT, 120, None, 190, origin=0)
+        look = GroupLook(GroupSnapshot(GroupState.STABLE, (), (seen,)), [])
+        before = ToldWindows((), begin, begin, 0, windows.identity)
+        with dg.DagsterInstance.ephemeral() as instance:
+            found = watch.tell(None, instance, look, before, now=begin + hours * HOUR, cannot_tell=cannot_tell)
+        return [event.partition for event in found.events], (found.told_to - begin) / HOUR
+
+    return judge
+
+
+KEYS = ["2026-10-24-00:00", "2026-10-24-01:00"]
+
+
+def test_windows_are_marked_complete_up_to_the_first_one_with_unprocessed_records(complete):
+    """Two hours end below the committed offset; the third one does not."""
+    assert complete(5) == (KEYS, 2.0)
+
+
+def test_a_window_waits_for_records_that_may_come_late(complete):
+    """It is due when its lateness is over, and not before."""
+    assert complete(2, lateness=HOUR / 2) == (KEYS[:1], 1.0)
+
+
+def test_no_window_is_marked_complete_while_the_table_cannot_be_queried(complete):
+    """The commit logs alone do not say that the rows are there."""
+    assert complete(5, cannot_tell="Spark is away") == ([], 0.0)

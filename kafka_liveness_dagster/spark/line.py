@@ -53,7 +53,7 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         self.address = redacted(remote)
         self._channel: grpc.Channel | None = None
         self._cut: str | None = None
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
         self._asked, self._waits_since = 0, 0.0
         self._unheard = False
         self.add_interceptor(self)
@@ -104,7 +104,8 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
             "the server's load, and at what it waits for itself (a thread dump tells): catalog, storage or Kafka"
         )
         if self._channel is not None:
-            self._channel.close()
+            with self._opening:
+                self._channel.close()
 
     def within(self, seconds: float, what: str) -> AbstractContextManager[None]:
         """Cut the line when the block does not end in so many seconds, whether Spark says something or not.
@@ -157,7 +158,13 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each operation. Affects: for how long Spark has said nothing."""
         with self._waiting():
-            return self._answers(apart(lambda: continuation(details, request)))
+            return self._answers(apart(lambda: self._opened(continuation, details, request)))
+
+    def _opened(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """Open a stream; gRPC 1.85 ends the process with SIGSEGV when its channel is closed already."""
+        with self._opening:
+            self.check()
+            return continuation(details, request)
 
     def _answers(self, answers: Any) -> Iterator[Any]:
         while True:

@@ -1,0 +1,315 @@
+"""The sensor's observation of a group and the runs it requests, on prepared commit logs and a real Dagster instance."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.events import LeaveReason
+from kafka_liveness_dagster.core.ghosts import Absence
+from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
+from kafka_liveness_dagster.core.membership import Run, RunFate
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.processes import Word
+from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.kafka import times
+from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+from kafka_liveness_dagster.runs.tags import FENCED_TAG, PARTITION_TAG, lane_tags
+from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
+from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.run_requests import RunRequests
+
+GROUP, CATCH_UP, TOPIC = "orders-etl", "orders-etl.catch-up", "orders"
+AT = TopicPartition(TOPIC, 3)
+RUN, SECOND_RUN = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
+STARTED, SUCCESS, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+LOG = logging.getLogger(__name__)
+REQUESTS = RunRequests(
+    group_id=GROUP, live_job_name="orders_job", crash_lag_job_name="orders_crash_lag_job", max_live_runs=1
+)
+
+
+class Cluster:
+    """A cluster with one partition: 120 offsets, 100 of them committed by a run that crashed, 70-100 pending.
+
+    Attributes:
+        logs: the commit of each commit log.
+        members: of the group.
+        bounds: log start and log end of the partition.
+        when_observed: called when the group's members are listed.
+    """
+
+    settings = None
+
+    def __init__(self):
+        first = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], (Span(70, 100),)).encode())
+        self.logs, self.members, self.bounds = {GROUP: first}, [], (0, 120)
+        self.when_observed = lambda: None
+
+    def meet(self, group_id):
+        """Prepare a query."""
+
+    def partitions(self, topics):
+        return [AT]
+
+    def commits(self, group_id, partitions):
+        return {tp: self.logs[group_id] for tp in partitions if group_id in self.logs}
+
+    def log_bounds(self, partitions):
+        return dict.fromkeys(partitions, self.bounds)
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, "")
+
+    def group(self, group_id):
+        self.when_observed()
+        return Group("STABLE" if self.members else "EMPTY", tuple(self.members))
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+def add_run(instance, run_id, lane="live", status=STARTED, **tags):
+    """Add a run as Dagster knows it."""
+    run = dg.DagsterRun("orders_job", run_id=run_id, status=status, tags={**lane_tags(GROUP, lane), **tags})
+    instance.add_run(run)
+
+
+def end_run(instance, run_id, event="PIPELINE_SUCCESS"):
+    """Report the end of a run."""
+    instance.report_dagster_event(dg.DagsterEvent(event_type_value=event, job_name="orders_job"), run_id)
+
+
+def look(cluster, instance):
+    return GroupLook.of(cluster, instance, GROUP, [TOPIC])
+
+
+# --- both commit logs -----------------------------------------------------------------------------------------------
+
+
+def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster, instance):
+    """A range is pending while the first commit log has it as skipped and the second one does not have it as done."""
+    assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:70-100"]
+    cluster.logs[CATCH_UP] = Commit(80, "kl1 done 90-100")
+    assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:80-90"]
+
+
+# --- requests for the live lane -------------------------------------------------------------------------------------
+
+
+def test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another(cluster, instance):
+    """Dagster is queried for runs in progress right before the request."""
+    seen = look(cluster, instance)
+    [request], _ = REQUESTS.live(instance, seen, 0.0, ())
+    assert request.job_name == "orders_job"
+    add_run(instance, SECOND_RUN)
+    requests, why = REQUESTS.live(instance, seen, 0.0, ())
+    assert (requests, why.partition(";")[0]) == ([], "no live run: 1 of 1 already in progress")
+
+
+def test_no_live_run_is_requested_for_lag_on_paused_partitions(cluster, instance):
+    """A live run would find nothing that it may process."""
+    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.PAUSED, RUN[:8]).encode())
+    requests, why = REQUESTS.live(instance, look(cluster, instance), 0.0, ())
+    assert (requests, why) == ([], "no live run: nothing to read; lag 20, 0 offsets owed")
+
+
+def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster, instance):
+    """The delay begins with the third failure and is counted from the end of the last run."""
+    for number in range(3):
+        add_run(instance, f"0000000{number}-1111-4222-8333-444444444444")
+        end_run(instance, f"0000000{number}-1111-4222-8333-444444444444", "PIPELINE_FAILURE")
+    seen = look(cluster, instance)
+    [newest, *_] = seen.records
+    wanted = [bool(REQUESTS.live(instance, seen, newest.end_time + seconds, ())[0]) for seconds in (9, 11)]
+    assert wanted == [False, True]
+
+
+# --- requests for the catch-up lane ---------------------------------------------------------------------------------
+
+
+def catch_up(cluster, instance, *keys):
+    requests = REQUESTS.catch_up(instance, look(cluster, instance), lambda: keys, time.time(), ())
+    return [request.partition_key for request in requests]
+
+
+def test_one_partition_is_caught_up_at_a_time(cluster, instance):
+    """A second run is requested when the first one has ended."""
+    keys = ["orders:3:70-90", "orders:3:90-100"]
+    assert catch_up(cluster, instance, *keys) == keys[:1]
+    add_run(instance, SECOND_RUN, "catch-up")
+    assert catch_up(cluster, instance, *keys) == []
+    end_run(instance, SECOND_RUN)
+    assert catch_up(cluster, instance, *keys) == keys[:1]
+
+
+def test_crash_lag_of_a_paused_partition_is_not_caught_up(cluster, instance):
+    """The run would be refused."""
+    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.PAUSED, RUN[:8], (Span(70, 100),)).encode())
+    assert catch_up(cluster, instance, "orders:3:70-100") == []
+
+
+def test_a_partition_that_fails_does_not_keep_the_others_from_being_caught_up(cluster, instance):
+    """The partition with the fewest failures in a row is next."""
+    add_run(instance, SECOND_RUN, "catch-up", FAILURE, **{PARTITION_TAG: "orders:3:70-90"})
+    assert catch_up(cluster, instance, "orders:3:70-90", "orders:3:90-100") == ["orders:3:90-100"]
+
+
+# --- departures -----------------------------------------------------------------------------------------------------
+
+
+def test_the_reason_of_a_departure_is_read_after_the_members(cluster, instance):
+    """A run reports why it leaves before it leaves: the tags are read again once it is no member any more."""
+    add_run(instance, RUN)
+    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.RUNNING, RUN[:8]).encode())
+    cluster.when_observed = lambda: instance.add_run_tags(RUN, {FENCED_TAG: "poll-timeout"})
+    [gone] = look(cluster, instance).snapshot.left
+    assert (gone.run, gone.reason) == (RUN[:8], LeaveReason.POLL_TIMEOUT)
+
+
+def test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance(cluster, instance):
+    """The runs of all members are queried by their ids before one counts as another instance's."""
+    client_id = f"dagster/orders_job/{RUN}/orders"
+    cluster.members = [GroupMember("member-1", client_id, "/127.0.0.1", (AT,))]
+    assert [member.is_elsewhere for member in look(cluster, instance).snapshot.members] == [True]
+    instance.add_run(dg.DagsterRun("orders_job", run_id=RUN, status=STARTED))
+    assert [member.is_elsewhere for member in look(cluster, instance).snapshot.members] == [False]
+
+
+# --- runs without a process -----------------------------------------------------------------------------------------
+
+
+def ghosts_of(instance, run_id):
+    """The ghosts of an observation in which the process of a run in progress is gone."""
+    runs = {run_mark(run_id): Run(RunFate.IN_PROGRESS, process=Word.GONE)}
+    seen = GroupLook(GroupSnapshot(GroupState.EMPTY, (), (), runs), instance.get_run_records())
+    return Ghosts(seen, {run_mark(run_id): Absence(0, 0)}, time.time(), 60.0, always=False)
+
+
+def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instance):
+    """Dagster is queried for the run's state right before its failure is reported."""
+    add_run(instance, RUN)
+    found = ghosts_of(instance, RUN)
+    end_run(instance, RUN)
+    assert not found.end(instance, "sensor orders_group", LOG), "an ended run was reported as failed"
+    assert instance.get_run_by_id(RUN).status is SUCCESS
+
+
+def test_a_run_whose_process_is_gone_is_reported_as_failed(instance):
+    """Once: the next observation finds it ended."""
+    add_run(instance, RUN)
+    found = ghosts_of(instance, RUN)
+    assert [found.end(instance, "sensor orders_group", LOG) for _ in range(2)] == [True, False]
+    assert instance.get_run_by_id(RUN).status is FAILURE
+
+
+POOL = "orders_pool"
+
+
+@dg.asset(pool=POOL)
+def pooled():
+    """An asset with a pool."""
+
+
+def test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while():
+    """Not those of a run in progress, nor those that Dagster gives back itself at this moment."""
+    with dg.instance_for_test() as instance:
+        storage = instance.event_log_storage
+        storage.set_concurrency_slots(POOL, 3)
+        add_run(instance, RUN)
+        add_run(instance, SECOND_RUN)
+        for run_id in (RUN, SECOND_RUN):
+            storage.claim_concurrency_slot(POOL, run_id, "pooled")
+        end_run(instance, RUN)
+        ended = instance.get_run_record_by_id(RUN).end_time
+
+        def claimed(seconds):
+            free_slots(instance, pooled, ended + seconds)
+            return {slot.run_id for slot in storage.get_concurrency_info(POOL).claimed_slots}
+
+        assert claimed(59) == {RUN, SECOND_RUN}
+        assert claimed(61) == {SECOND_RUN}
+
+
+# --- a tick ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tick(cluster, instance, monkeypatch, tmp_path):
+    """Evaluate the sensor once; add the partitions that it requests."""
+    monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
+    monkeypatch.setattr(times, "held_back", lambda *_: ())
+    asset = kl.kafka_asset(
+        topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True
+    )(lambda batch: batch)
+    kafka = SimpleNamespace(cluster=lambda: cluster, make_missing=lambda *_: None)
+    defs = dg.Definitions.merge(
+        asset.definitions,
+        dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}),
+    )
+    cursors = [None]
+
+    def evaluate():
+        context = dg.build_sensor_context(
+            instance,
+            cursors[-1],
+            definitions=defs,
+            resources={"kafka": kafka, "spark": kl.SparkConnectResource()},
+            sensor_name="orders_group",
+        )
+        with context, dg.partition_loading_context(dynamic_partitions_store=instance):
+            result = asset.sensor.evaluate_tick(context)
+        for added in result.dynamic_partitions_requests or ():
+            instance.add_dynamic_partitions(added.partitions_def_name, list(added.partition_keys))
+        cursors.append(result.cursor)
+        return result
+
+    return evaluate
+
+
+def test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition(cluster, instance, tick):
+    """The commit logs are read again after Dagster's partitions: a materialized key never comes back as a new one."""
+
+    def caught_up():
+        if CATCH_UP not in cluster.logs:  # after the commit logs were read, before the query for the partitions
+            instance.add_dynamic_partitions("orders_crash_lag", ["orders:3:70-100"])
+            event = dg.AssetMaterialization("orders_crash_lag", partition="orders:3:70-100")
+            instance.report_runless_asset_event(event)
+            cluster.logs[CATCH_UP] = Commit(100, "kl1 done")
+
+    cluster.when_observed = caught_up
+    tick()
+    assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
+
+
+def test_a_pending_range_becomes_a_partition_and_a_run_is_requested_for_the_lag(instance, tick):
+    """One tick adds the partition of the skipped range and requests the live run."""
+    result = tick()
+    assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
+    assert [request.job_name for request in result.run_requests] == ["orders_job"]
+
+
+def test_a_stored_check_result_says_whether_rows_are_missing(cluster, tick):
+    """The table is queried for it, also where the commits alone would do for the rest of the tick."""
+    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], origin=Origin(0)).encode())
+    tick()
+    cluster.members = [GroupMember("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", (AT,))]
+    cluster.bounds = (110, 120)  # records expired: a result changes, and all of them are stored
+    events = tick().asset_events
+    exact = [one for one in events if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "exact"]
+    assert [one.passed for one in exact] == [False]
+    assert "the embedded Spark does not run" in exact[0].description

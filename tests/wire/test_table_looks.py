@@ -1,0 +1,111 @@
+"""The sensor's query of the table: its time limits, and what it keeps between ticks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.accounts import Account
+from kafka_liveness_dagster.core.ledger_text import encode
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.sensor import table_look
+from kafka_liveness_dagster.sensor.table_look import TableLook
+from tests.wire.connect_server import RECORDS
+
+SECONDS = 10.0  # a wait this long is in vain
+TABLE, QUOTED = "lake.shop.orders", "`lake`.`shop`.`orders`"
+AT = TopicPartition("orders", 0)
+QUERIED = {AT: Span(0, 12)}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """Nothing is kept from another test."""
+    for kept in ("_sessions", "_silent_until", "_readings"):
+        monkeypatch.setattr(table_look, kept, {})
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A short time limit for each query."""
+    monkeypatch.setattr(table_look, "_ASK_SECONDS", 0.2)
+
+
+@pytest.fixture
+def look(server):
+    """A query of the table on the server."""
+    server.has_table(QUOTED, RECORDS)
+    spark = kl.SparkConnectResource(remote=server.remote)
+    return lambda **limits: TableLook(TABLE, spark, **{"connect_seconds": SECONDS, **limits})
+
+
+def in_time(call):
+    """Return what a call returns, when it ends."""
+    returned = []
+    thread = threading.Thread(target=lambda: returned.append(call()), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert returned, "the tick waits for Spark"
+    return returned[0]
+
+
+WRITTEN = [
+    {"snapshot_id": 7, "parent_id": None, "wrote": encode({AT: Account((Span(7, 12),))}), "had": None, "since": None}
+]
+
+
+def test_the_table_s_ledger_is_returned(server, look):
+    """What its snapshots have as written."""
+    server.gives("`snapshots`", WRITTEN)
+    found = look()
+    [account] = found.accounts(QUERIED).values()
+    assert (account.done, found.cannot_tell) == ((Span(7, 12),), "")
+
+
+def test_a_tick_does_not_wait_for_a_table_that_sends_no_reply(server, look, short):
+    """Dagster ends a tick that takes a minute: the group is observed without the table."""
+    server.falls_silent_at("`snapshots`")
+    found = look()
+    assert in_time(lambda: found.accounts(QUERIED)) is None
+    assert "it was asked what lake.shop.orders holds" in found.cannot_tell
+
+
+def test_a_tick_does_not_wait_for_dead_letters(server, look, short):
+    """Their query has the same time limit."""
+    server.falls_silent_at("orders_dead_letters")
+    found = look()
+    in_time(lambda: found.dead_letters([OffsetRange("orders", 0, 7, 12)]))
+    assert "lake.shop.orders was asked for its dead letters" in found.cannot_tell
+
+
+def test_a_tick_does_not_wait_for_a_server_that_sends_no_reply(server, look):
+    """A new session has a time limit of its own; for a while the server is not tried again."""
+    server.falls_silent_at("spark_version")
+    found, again = look(connect_seconds=0.5), look(connect_seconds=0.5)
+    assert in_time(lambda: found.accounts(QUERIED)) is None
+    assert "no Spark Connect server answered" in found.cannot_tell
+    server.reached.clear()
+    assert in_time(lambda: again.accounts(QUERIED)) is None
+    assert not server.reached.is_set(), "the silent server was tried again"
+
+
+def test_the_history_is_read_once_while_the_table_does_not_change(server, look):
+    """The next tick compares the current snapshot alone."""
+    server.gives("`snapshots`", WRITTEN)
+    assert look().accounts(QUERIED)[AT].done == (Span(7, 12),)
+    first = len(server.executed_with("`snapshots`"))
+    assert look().accounts(QUERIED)[AT].done == (Span(7, 12),)
+    assert len(server.executed_with("`snapshots`")) == first > 0, "the history was read again"
+
+
+def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):
+    """Its server may have been restarted."""
+    monkeypatch.setattr(table_look, "_ASK_SECONDS", 0.2)
+    server.falls_silent_at("`snapshots`")
+    assert in_time(lambda: look().accounts(QUERIED)) is None
+    monkeypatch.setattr(table_look, "_ASK_SECONDS", SECONDS)
+    server.talks_again()
+    server.gives("`snapshots`", WRITTEN)
+    assert look().accounts(QUERIED)[AT].done == (Span(7, 12),)
