@@ -174,6 +174,17 @@ def test_a_table_of_another_kind_is_not_taken_for_dead_letters(handle, rejects):
     assert handle.order == []
 
 
+def test_letters_are_not_kept_in_a_table_of_another_kind(session, rejects, bad):
+    """They would be added to it as new columns and rows."""
+    bad.clear()
+    rejects.has_table(LETTERS, RECORDS)
+    letters = DeadLetterTable.beside(session, "lake.shop.orders")
+    may = {"may_go_on": lambda: None, "may_replace": lambda: None}
+    with pytest.raises(TableSchemaError, match="is no table of dead letters"):
+        letters.keep(BATCH.ranges, {NINTH: "no price"}, RUN, KAFKA, **may)
+    assert rejects.executed == []
+
+
 # --- the table of dead letters --------------------------------------------------------------------------------------
 
 
