@@ -216,7 +216,7 @@ _WRITE = (
     ),
     Mutant(
         name="rows outside of the batch pass in a new table",
-        file="spark/attempt.py",
+        file="spark/iceberg.py",
         old="count_rows(inside(frame, of.ranges))",
         new="count_rows(frame)",
         killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table",
@@ -224,7 +224,7 @@ _WRITE = (
     ),
     Mutant(
         name="the snapshot of the validation is taken after the batch was read",
-        file="spark/attempt.py",
+        file="spark/iceberg.py",
         old="        frame = of.make_frame()\n",
         new="        frame = of.make_frame()\n"
         "        snapshot_id = None if shape is None else table.snapshot_id(session)\n",
@@ -249,7 +249,7 @@ _WRITE = (
     ),
     Mutant(
         name="rows without topic, partition and offset pass",
-        file="spark/attempt.py",
+        file="spark/iceberg.py",
         old='        check_rows(frame, f"the rows for {table.name}")\n',
         new="",
         killed_by=f"{_WRITES}test_rows_without_the_offset_are_refused",
@@ -257,7 +257,7 @@ _WRITE = (
     ),
     Mutant(
         name="a fence between the transform and the write is not noticed",
-        file="spark/attempt.py",
+        file="spark/iceberg.py",
         old="        def execute() -> int:\n            of.may_go_on()\n",
         new="        def execute() -> int:\n",
         killed_by=f"{_WRITES}test_a_process_that_is_fenced_after_the_transform_writes_nothing",
@@ -265,7 +265,7 @@ _WRITE = (
     ),
     Mutant(
         name="a successor is looked for before the snapshot is known",
-        file="spark/attempt.py",
+        file="spark/iceberg.py",
         old="        of.may_go_on()\n        shape = table.shape(session)\n",
         new="        of.may_go_on()\n        of.may_replace()\n        shape = table.shape(session)\n",
         killed_by=f"{_WRITES}test_a_successor_is_noticed_after_the_snapshot_is_known",
