@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PATIENCE = 180.0
 """Seconds at factor 1. With 25 processes on two cores a run needs a minute to begin."""
 _LONGEST = 1_000  # characters of a value
+_LONGEST_PAUSE = 0.5
 _ROOT = Path(__file__).parents[1]
 _Found = TypeVar("_Found")
 
@@ -44,22 +45,27 @@ def wait_for(
         patience: seconds at factor 1. Patience costs nothing in a test that passes.
         what: a description for the failure; the source of the call when it is empty.
         details: what else the failure reports, such as the end of a log.
-        pause: seconds between two calls.
+        pause: seconds between two calls at least. The pause after a slow call is twice as long as the call, up to
+            0.5 s: tests that wait leave the cores to those that work.
 
     Raises:
         NeverCameError: ``find`` returned no true value in time.
     """
     began, looks, patience = time.monotonic(), 0, seconds(patience)
-    while not (found := find()):
+    while True:
+        looked = time.monotonic()
+        found = find()
+        if found:
+            return found
         looks += 1
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        waited = now - began
         if waited > patience:
             what = what or _source(inspect.currentframe())
             told = f"waited {waited:.1f} s for {what}; last saw {_short(found)} after {looks:,} looks"
             more = f"\n{details()}" if details else ""
             raise NeverCameError(f"{told}; load average {os.getloadavg()[0]:.1f}{more}")
-        time.sleep(pause)
-    return found
+        time.sleep(max(pause, min(2 * (now - looked), _LONGEST_PAUSE)))
 
 
 def seconds_until(find: Callable[[], object], patience: float = PATIENCE, *, what: str = "") -> float:

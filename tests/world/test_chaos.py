@@ -13,16 +13,19 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs.signs import word_of
 from kafka_liveness_dagster.runs.tags import sign_of
 from tests.waiting import wait_for
-from tests.world.chaos import FIRST, LAST, LONG, PROTOCOLS
+from tests.world.chaos import FIRST, LAST, LONG
 from tests.world.stories import is_alive, stop
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
 
 LEAVES_WITHIN = LONG - 10.0  # seconds; a member that does not leave by itself is listed for a session
 LOST = "gave its partitions to others"
+CLASSIC = ["classic", pytest.param("consumer", marks=pytest.mark.certify)]
+CONSUMER = ["consumer", pytest.param("classic", marks=pytest.mark.certify)]
+"""The protocol under which the gate runs a law; the other one is left to ``make certify``."""
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", CONSUMER)
 def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, protocol):
     """SIGSTOP in mid-batch; the write lands meanwhile, the commit is refused, the batch comes again and replaces it."""
     story = story("stopped", protocol)
@@ -46,7 +49,7 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
     assert story.offsets() == list(range(LAST))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", CLASSIC)
 def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce, protocol):
     """The other has done the batch and is gone: late commit and late write change nothing, and the run goes on."""
     story = story("overtaken", protocol)
@@ -83,7 +86,7 @@ def orphans_leave(story, run, worker):
     assert story.offsets() == list(range(FIRST))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", CLASSIC)
 def test_a_step_leaves_when_its_run_worker_is_killed(story, protocol):
     """SIGKILL of a multiprocess run worker: its step leaves by itself, stops Spark, and commits nothing."""
     story = story("killed", protocol)
@@ -93,7 +96,8 @@ def test_a_step_leaves_when_its_run_worker_is_killed(story, protocol):
 
 
 @pytest.mark.parametrize(
-    ("law", "protocol"), [*(("orphaned", protocol) for protocol in PROTOCOLS), ("forked", "classic")]
+    ("law", "protocol"),
+    [("orphaned", "consumer"), ("forked", "classic"), pytest.param("orphaned", "classic", marks=pytest.mark.certify)],
 )
 def test_a_step_leaves_though_nobody_says_that_its_run_failed(story, law, protocol):
     """The death of the run worker is enough, whichever way it started its step; the sensor sees it, too."""
@@ -117,7 +121,7 @@ def test_a_step_whose_run_worker_died_before_it_joined_leaves_too(story):
     assert story.first_log() in (None, (0, LiveMark(Mark.RUNNING, run_mark(run))))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", CONSUMER)
 def test_a_run_canceled_in_the_ui_releases_its_partitions(story, protocol):
     """Terminated in mid-batch: out at once, `released` where it had committed; nothing is owed, lost or doubled."""
     story = story("canceled", protocol)

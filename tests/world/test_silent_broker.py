@@ -46,7 +46,7 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     broker.proxy.talk()
 
 
-@pytest.mark.parametrize("lonely", ["classic", "consumer"], indirect=True)
+@pytest.mark.parametrize("lonely", ["consumer", pytest.param("classic", marks=pytest.mark.certify)], indirect=True)
 def test_in_the_middle_of_a_batch(lonely, broker, spark, rows):
     """The batch is written and cannot be committed: librdkafka never comes back from the commit."""
     with lonely.start() as run:
