@@ -89,17 +89,19 @@ COMMANDS = [*dict.fromkeys([*shown(TEXT), *OF_HELP])]
 @pytest.fixture(scope="module")
 def outcomes():
     """The outcome of each command that Python runs, by the command: (exit code, selected tests, output)."""
-    work = {command: what for command in COMMANDS if (what := for_one_process(command))}
+    work = {command: json.dumps(what) for command in COMMANDS if (what := for_one_process(command))}
+    distinct = list(dict.fromkeys(work.values()))  # two commands may select the same tests
     child = subprocess.run(
         [sys.executable, "-m", "tests.commands"],
-        input=json.dumps(list(work.values())),
+        input=f"[{','.join(distinct)}]",
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
     )
     assert child.returncode == 0, child.stderr
-    return dict(zip(work, json.loads(child.stdout.splitlines()[-1]), strict=True))
+    found = dict(zip(distinct, json.loads(child.stdout.splitlines()[-1]), strict=True))
+    return {command: found[what] for command, what in work.items()}
 
 
 def run(*words):

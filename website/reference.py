@@ -24,7 +24,7 @@ from kafka_liveness_dagster.settings.groups import Group
 from website.messages import said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from kafka_liveness_dagster.settings.declared import CheckedResource, Declared
 
@@ -160,7 +160,7 @@ def _told(thing: Any) -> dict[str, str]:
     return {one.arg_name: one.description or "" for one in docstring_parser.parse(_doc(thing)).params}
 
 
-def _of_an_error(name: str, texts: list[str]) -> Iterator[str]:
+def _of_an_error(name: str, texts: Sequence[str]) -> Iterator[str]:
     told = in_markdown(_doc(getattr(kl, name)).partition("\n\n")[0])
     yield f"## {name}\n\n{told}" + (f" [What to do](../errors.md#{name.lower()})." if texts else "")
     yield from (f"#### {_literally(text)}" for text in texts)
