@@ -390,7 +390,7 @@ def test_a_registry_that_is_away_or_refuses_is_named(registry, batch, tmp_path):
     unknown = {**told, "ssl_ca_location": None}
     for given, error, said in (
         (told, kl.AccessRefusedError, r"refused the login \(HTTP 401\), asked for subject 'orders-value'"),
-        (away, kl.RegistryUnreachableError, r"no schema registry answered at https://127.0.0.1:1 in 3 attempts of 60 s"),
+        (away, kl.RegistryUnreachableError, r"no schema registry answered at https://127.0.0.1:1 in 3 .* of 60 s"),
         (unknown, kl.AccessRefusedError, r"certificate of the schema registry at .* was refused .*ssl_ca_location"),
     ):
         resource = kl.SchemaRegistryResource(**given)
