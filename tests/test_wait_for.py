@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
 
-from tests.timeouts import FACTOR, seconds
+from tests import timeouts
+from tests.timeouts import CONNECT_SECONDS, FACTOR, be_patient, connect, seconds
 from tests.waiting import NeverCameError, seconds_until, wait_for
 
 
@@ -58,3 +60,14 @@ def test_a_factor_that_shortens_deadlines_is_refused(monkeypatch, value):
     monkeypatch.setenv(FACTOR, value)
     with pytest.raises(ValueError, match=f"{FACTOR} is '{value}': wanted a number from 1 on"):
         seconds(1)
+
+
+def test_a_server_that_listens_gets_time_and_an_absent_one_gets_none(monkeypatch):
+    """The limit of a new Spark session is raised for a busy server; the caller's limit holds where nothing listens."""
+    be_patient(monkeypatch.setattr)  # raises where the product has no such limit any more
+    monkeypatch.setattr(timeouts, "_connect_of_the_product", lambda: lambda _, timeout_seconds: timeout_seconds)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        remote = f"sc://localhost:{server.getsockname()[1]}/;token=t"
+        assert connect(remote, timeout_seconds=3.0) == seconds(CONNECT_SECONDS)
+    assert connect(remote, timeout_seconds=3.0) == 3.0
+    assert connect("sc://localhost", timeout_seconds=3.0) == 3.0
