@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 PACKAGE := kafka_liveness_dagster
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions reader_tasks crash_lag_page
@@ -55,10 +56,11 @@ lock: .venv/installed ## pin the newest allowed versions into requirements.lock
 .venv/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.11 …"; exit 1; }
-	@echo "building .venv from requirements.lock (about 2 minutes; Spark is 400 MB)"
+	@echo "building .venv from requirements.lock (a minute or two; Spark is 400 MB)"
 	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
-	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(PIP) $$(grep '^uv==' requirements.lock) && $(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock || \
+	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) -r requirements.lock; }
+	@$(PIP) --no-deps -e .
 	@touch $@
 
 java:
