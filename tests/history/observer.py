@@ -85,6 +85,7 @@ class Observer:
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # an empty fetch shows the end; by default the broker holds it for 500 ms
             "log_level": 0,
         }
         consumer = Consumer(settings)
@@ -94,7 +95,7 @@ class Observer:
             found: dict[tuple[str, int], list[tuple[int, int]]] = {tp: [] for tp in waiting}
             give_up_at = time.monotonic() + _SECONDS
             while waiting:
-                for message in consumer.consume(10_000, 0.1):
+                for message in consumer.consume(10_000, 0.02):
                     tp = (message.topic(), message.partition())
                     if message.error() is None and tp in waiting:
                         found[tp].append((message.offset(), crc32(message.value() or b"")))
