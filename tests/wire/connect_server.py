@@ -121,7 +121,8 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
             for key in operation.keys:
                 self.settings.pop(key, None)
         else:
-            pairs = operation.pairs if what == "get_with_default" else [base_pb2.KeyValue(key=key) for key in operation.keys]
+            keys = [] if what == "get_with_default" else [base_pb2.KeyValue(key=key) for key in operation.keys]
+            pairs = keys or operation.pairs
             for pair in pairs:
                 value = self.settings.get(pair.key, pair.value if pair.HasField("value") else None)
                 reply.pairs.append(base_pb2.KeyValue(key=pair.key, value=value))
