@@ -114,14 +114,15 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         """Set and get settings."""
         reply = base_pb2.ConfigResponse(session_id=request.session_id, server_side_session_id=_SERVER)
         what = request.operation.WhichOneof("op_type")
-        asked = getattr(request.operation, what)
+        operation = getattr(request.operation, what)
         if what == "set":
-            self.settings.update({pair.key: pair.value for pair in asked.pairs})
+            self.settings.update({pair.key: pair.value for pair in operation.pairs})
         elif what == "unset":
-            for key in asked.keys:
+            for key in operation.keys:
                 self.settings.pop(key, None)
         else:
-            pairs = asked.pairs if what == "get_with_default" else [base_pb2.KeyValue(key=key) for key in asked.keys]
+            keys = [] if what == "get_with_default" else [base_pb2.KeyValue(key=key) for key in operation.keys]
+            pairs = keys or operation.pairs
             for pair in pairs:
                 value = self.settings.get(pair.key, pair.value if pair.HasField("value") else None)
                 reply.pairs.append(base_pb2.KeyValue(key=pair.key, value=value))
@@ -150,8 +151,8 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         text = _text(request.plan)
         self.executed.append(text)
         self._wait_if_silent(text)
-        told = {"session_id": request.session_id, "server_side_session_id": _SERVER}
-        told["operation_id"] = request.operation_id
+        ids = {"session_id": request.session_id, "server_side_session_id": _SERVER}
+        ids["operation_id"] = request.operation_id
         is_query = request.plan.HasField("root")
         is_sql = request.plan.command.HasField("sql_command")
         rows = [] if is_sql and not self._fails(text) else self._result(text, context, [])
@@ -161,20 +162,20 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
             with pa.ipc.new_stream(sink, found.schema) as writer:
                 writer.write_batch(found)
             batch = base_pb2.ExecutePlanResponse.ArrowBatch(row_count=len(rows), data=sink.getvalue().to_pybytes())
-            yield base_pb2.ExecutePlanResponse(response_id="rows", arrow_batch=batch, **told)
+            yield base_pb2.ExecutePlanResponse(response_id="rows", arrow_batch=batch, **ids)
         if self.progress:
             done, total = self.progress
             stage = base_pb2.ExecutePlanResponse.ExecutionProgress.StageInfo(num_tasks=total, num_completed_tasks=done)
             progress = base_pb2.ExecutePlanResponse.ExecutionProgress(stages=[stage])
-            yield base_pb2.ExecutePlanResponse(response_id="progress", execution_progress=progress, **told)
+            yield base_pb2.ExecutePlanResponse(response_id="progress", execution_progress=progress, **ids)
         for name in _OBSERVED.findall(text):
             metrics = base_pb2.ExecutePlanResponse.ObservedMetrics(name=name, keys=list(self.observed))
             metrics.values.extend(
                 LiteralExpression._from_value(one).to_plan(None).literal for one in self.observed.values()
             )
-            yield base_pb2.ExecutePlanResponse(response_id=name, observed_metrics=[metrics], **told)
+            yield base_pb2.ExecutePlanResponse(response_id=name, observed_metrics=[metrics], **ids)
         done = base_pb2.ExecutePlanResponse.ResultComplete()
-        yield base_pb2.ExecutePlanResponse(response_id="done", result_complete=done, **told)
+        yield base_pb2.ExecutePlanResponse(response_id="done", result_complete=done, **ids)
 
     def Interrupt(self, request, context):  # noqa: N802
         """Record an interrupt."""
