@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "kafka_liveness_dagster"
-_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".kafka_liveness", "build", "dist", "__pycache__", ".*_cache")
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".kafka_liveness", "build", "dist", ".*_cache")
 _TEST_SECONDS = 600
 
 
