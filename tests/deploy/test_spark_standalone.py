@@ -21,6 +21,8 @@ from tests.world.conftest import patient  # noqa: F401 - the same limits as ther
 from tests.world.forgetful import Forgetful, kept
 from tests.world.stories import is_alive
 
+pytestmark = pytest.mark.certify
+
 SCRIPT = Path(__file__).parents[2] / "deploy" / "spark-standalone"
 TOKEN, SECRET = "t0ken-of-the-cluster", "s3cret-of-the-cluster"
 SLOW = "concat(cast(value AS string), if(java_method('java.lang.Thread', 'sleep', 50L) = 'null', '', ''))"

@@ -143,6 +143,7 @@ def running(services, produce):
         yield Pipeline(host, services, topic, table, produce)
 
 
+@pytest.mark.certify
 def test_what_the_units_start_is_healthy(running):
     """The webserver answers, each daemon has a heartbeat, the sensor ticks, and Spark writes what its run reads."""
     host = running.host
@@ -161,6 +162,7 @@ def test_what_the_units_start_is_healthy(running):
     assert list(running.runs().values()) == ["STARTED"]
 
 
+@pytest.mark.certify
 def test_none_of_it_is_roots(running):
     """What the units and their runs have written is another user's, whoever set up the host."""
     owners = {process.username() for name in UNITS for process in running.host.services[name].processes()}
@@ -168,6 +170,7 @@ def test_none_of_it_is_roots(running):
     assert owners | {file.owner() for file in running.host.catalog.rglob("*")} == owners - {"root"}
 
 
+@pytest.mark.certify
 @pytest.mark.parametrize("name", ["pipeline-webserver", "pipeline-daemon", "pipeline-code-server", "pipeline-spark"])
 def test_a_restart_in_the_middle_of_batches(running, name):
     """Of each unit: it ends as systemd wants it, nothing of it is left, and all is in the table once afterwards."""
@@ -184,6 +187,7 @@ def test_a_restart_in_the_middle_of_batches(running, name):
     assert (set(wait_for(running.runs)) == set(before)) is goes_on
 
 
+@pytest.mark.certify
 @pytest.mark.parametrize("name", ["pipeline-spark", "pipeline-webserver"])
 def test_a_port_that_is_taken(running, name):
     """A second one of each unit ends by itself, with the port in what it says: systemd then tries again."""
@@ -194,6 +198,7 @@ def test_a_port_that_is_taken(running, name):
     assert re.search(taken, service.said(), re.IGNORECASE), service.said()
 
 
+@pytest.mark.certify
 def test_all_of_them_end_in_good_order(running):
     """In the middle of batches, the last one first; the group is left, and no process stays."""
     running.in_the_middle_of_batches()

@@ -8,6 +8,8 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
+import pytest
+
 from tests.waiting import wait_for
 from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on, slowness
 from tests.world.silent_proxy import SilentProxy
@@ -102,9 +104,14 @@ CASES = {
     "a catalog that never answers": a_catalog_that_accepts_and_never_answers,
 }
 AT_ONCE = 3  # most of it is waiting
+GATE = ("in the middle of two", "in the analysis", "before the first connection", "a catalog that never answers")
+OTHERS = tuple(case for case in CASES if case not in GATE)
 
 
-def test_each_run_ends_by_itself_and_the_next_goes_on(services, make_topic, produce, rows, spark, warm_spark, tmp_path):  # noqa: PLR0917
+@pytest.mark.parametrize("names", [GATE, pytest.param(OTHERS, marks=pytest.mark.certify)], ids=["gate", "others"])
+def test_each_run_ends_by_itself_and_the_next_goes_on(  # noqa: PLR0917
+    services, make_topic, produce, rows, spark, warm_spark, tmp_path, names
+):
     """Each with four batches of data, a table without rows, and a connection to Spark of its own."""
 
     def told(case):
@@ -119,5 +126,5 @@ def test_each_run_ends_by_itself_and_the_next_goes_on(services, make_topic, prod
             case(lonely, proxy, spark, rows)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        outcomes = {name: pool.submit(told, case) for name, case in CASES.items()}
+        outcomes = {name: pool.submit(told, CASES[name]) for name in names}
     assert {name: outcome.exception() for name, outcome in outcomes.items() if outcome.exception()} == {}

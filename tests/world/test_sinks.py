@@ -127,7 +127,7 @@ def iceberg(spark, table):
     )
 
 
-@pytest.mark.parametrize("sink", ["iceberg", "parquet", "delta"])
+@pytest.mark.parametrize("sink", ["iceberg", "parquet", pytest.param("delta", marks=pytest.mark.certify)])
 def test_each_offset_has_its_rows_once(sink, request):
     """Replays with other boundaries, none, one and many rows an offset, a new column, and a backfill without it."""
     store = request.getfixturevalue(sink)
@@ -185,6 +185,7 @@ def test_parquet_shows_what_is_listed_and_the_newest_of_it(parquet):
     assert parquet.rows() == expected("zombie", 70, 75) + expected("successor", 75, 130)
 
 
+@pytest.mark.certify
 @pytest.mark.parametrize("zombie", [True, False])
 def test_delta_refuses_who_began_before_another_committed(delta, services, make_topic, produce, zombie):
     """A zombie leaves its successor's rows alone, even without a table when it began; the other lane begins again.

@@ -22,7 +22,9 @@ from tests.waiting import wait_for
 from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
 
-on_both_protocols = pytest.mark.parametrize("forgetful", ["classic", "consumer"], indirect=True)
+on_both_protocols = pytest.mark.parametrize(
+    "forgetful", ["classic", pytest.param("consumer", marks=pytest.mark.certify)], indirect=True
+)
 """Where the broker's group is what forgets; a table forgets the same under either."""
 
 
