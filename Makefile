@@ -7,6 +7,9 @@ PACKAGE := kafka_liveness_dagster
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
 BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions reader_tasks crash_lag_page
 
+# Tests start hundreds of Python processes: each would compile all that it imports anew
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo ui docs fast test certify bench lint format check dist lock java chromium prometheus systemd-analyze clean
 
@@ -58,7 +61,7 @@ lock: .venv/installed ## pin the newest allowed versions into requirements.lock
 	  { echo "Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.11 …"; exit 1; }
 	@echo "building .venv from requirements.lock (a minute or two; Spark is 400 MB)"
 	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
-	@$(PIP) $$(grep '^uv==' requirements.lock) && $(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock || \
+	@$(PIP) $$(grep '^uv==' requirements.lock) && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock || \
 	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) -r requirements.lock; }
 	@$(PIP) --no-deps -e .
 	@touch $@

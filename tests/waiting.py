@@ -45,7 +45,7 @@ def wait_for(
         patience: seconds at factor 1. Patience costs nothing in a test that passes.
         what: a description for the failure; the source of the call when it is empty.
         details: what else the failure reports, such as the end of a log.
-        pause: seconds between two calls at least. The pause after a slow call is twice as long as the call, up to
+        pause: seconds between two calls at least. The pause after a slow call is six times as long as the call, up to
             0.5 s: tests that wait leave the cores to those that work.
 
     Raises:
@@ -65,7 +65,7 @@ def wait_for(
             told = f"waited {waited:.1f} s for {what}; last saw {_short(found)} after {looks:,} looks"
             more = f"\n{details()}" if details else ""
             raise NeverCameError(f"{told}; load average {os.getloadavg()[0]:.1f}{more}")
-        time.sleep(max(pause, min(2 * (now - looked), _LONGEST_PAUSE)))
+        time.sleep(max(pause, min(6 * (now - looked), _LONGEST_PAUSE)))
 
 
 def seconds_until(find: Callable[[], object], patience: float = PATIENCE, *, what: str = "") -> float:
