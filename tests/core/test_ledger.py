@@ -66,7 +66,7 @@ def wrote(example):
     return example("time_travel").wrote
 
 
-@pytest.mark.parametrize("partitions", [1, 4, 400])
+@pytest.mark.parametrize("partitions", [1, 4, pytest.param(400, marks=pytest.mark.certify)])
 @given(accounts=ACCOUNTS, spans=SPANS)
 def test_readers_without_this_package_read_the_same(wrote, partitions, accounts, spans):
     """docs/readers.md says in ten lines which offsets a snapshot wrote, of a long text too."""
