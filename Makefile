@@ -29,7 +29,7 @@ docs: .venv/installed ## the documentation as a site, in build/site; the tests b
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict && echo "open build/site/index.html"
 
 fast: .venv/installed ## all tests that need no Java, in less than a minute
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not certify" tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not certify" tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
 
 test: java chromium prometheus systemd-analyze .venv/installed ## the gate, at most 15 minutes; ARGS="tests/world/test_handover.py -k fence" runs some
 	$(if $(ARGS),,@$(BIN)/python -m pytest -q -n 2 tests/core --cov --cov-report=term-missing:skip-covered --cov-fail-under=100)

@@ -102,7 +102,7 @@ def test_the_fast_ones_need_no_java(checkout):
     (checkout / "README.md").touch()
     [line] = called(checkout, "fast", "ARGS=-x")
     words = line.split()
-    assert " ".join(words[:12]) == "python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m not certify"
+    assert " ".join(words[:12]) == "python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m not certify"
     assert words[12:] == [
         "tests/core",
         "tests/wire",
