@@ -59,10 +59,11 @@ _STOP_SERVICES = """
 import shutil, sys
 from pathlib import Path
 home, keep = Path(sys.argv[1]), sys.stdin.read()  # returns when the test run ends, however it ends
-if (home / "services.json").exists():
+is_started = (home / "services.json").exists()
+if is_started:
     from kafka_liveness_dagster.embedded import services
     services.stop(home)
-if not keep:
+if not (keep and is_started):
     shutil.rmtree(home, ignore_errors=True)
 """
 
@@ -80,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     home = os.environ[SHARED_HOME] = tempfile.mkdtemp(prefix="kafka-liveness-tests-")
+    # Written here, before a worker can start Spark: a file that several workers write is empty for a moment
+    Path(home, "spark.conf").write_text(_SPARK_SETTINGS.format(home=home))
     command = [sys.executable, "-c", _STOP_SERVICES, home]
     config.stash[_CARETAKER] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     if config.getoption("write_durations"):
@@ -119,9 +122,7 @@ def services() -> Iterator[Services]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_HOME", str(home))
         with pytest.MonkeyPatch.context() as for_the_start:
-            settings = home / "spark.conf"
-            settings.write_text(_SPARK_SETTINGS.format(home=home))
-            for_the_start.setenv("KAFKA_LIVENESS_SPARK_CONF", str(settings))
+            for_the_start.setenv("KAFKA_LIVENESS_SPARK_CONF", str(home / "spark.conf"))
             found = embedded.ensure(spark_cores=SPARK_SLOTS)
         yield found
         clients.forget()  # which would look for their broker while others still test
