@@ -217,13 +217,14 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
 
 def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
     """Its own JoinGroup is answered when the slowest has come; the commit behind it passes then, and is no stall."""
-    with group.consumer() as busy, group.consumer(max_batch_seconds=seconds(6.0)) as ready:
+    ready_seconds = seconds(14.0)  # between its polls a third member joins, which takes seconds on a busy machine
+    with group.consumer() as busy, group.consumer(max_batch_seconds=ready_seconds) as ready:
         with stepping(busy):
             wait_for(lambda: (step(ready), len(busy.assignment()) == len(ready.assignment()) == 2)[1])
         group.feed()  # they may have processed it all meanwhile
         with Other(group, max_poll_records=1) as third:
             wait_for(lambda: len(group.members()) == 3)
-            busy_until_then = threading.Timer(seconds(9.0), step, args=[busy])
+            busy_until_then = threading.Timer(1.4 * ready_seconds, step, args=[busy])
             busy_until_then.start()
             wait_for(lambda: step(ready))
             busy_until_then.join()
