@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
     from kafka_liveness_dagster.core.witnesses import (
         DataExpiredError,
+        OtherGroupError,
         OtherTableError,
         RowsMissingError,
         TopicRecreatedError,
@@ -138,6 +139,7 @@ __all__ = [
     "NotOwedError",
     "OffsetRange",
     "Offsets",
+    "OtherGroupError",
     "OtherTableError",
     "OvertakenError",
     "OwedForgotten",
@@ -194,7 +196,7 @@ _HOMES = {
         "core.registered": "SchemaUnusableError",
         "core.resume": "NoCommittedOffsetError",
         "core.timeouts": "RunBudgetSpentError",
-        "core.witnesses": "DataExpiredError OtherTableError RowsMissingError TopicRecreatedError",
+        "core.witnesses": "DataExpiredError OtherGroupError OtherTableError RowsMissingError TopicRecreatedError",
         "declare.asset": "kafka_asset",
         "declare.component": "KafkaAssetComponent",
         "declare.definitions": "KafkaAsset",

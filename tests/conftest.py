@@ -104,6 +104,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order_by_duration(items)
 
 
+@pytest.fixture(autouse=True)
+def _no_asset_of_another_test() -> None:
+    """Forget the assets of earlier tests: two of one process may not write the same rows."""
+    owners = sys.modules.get("kafka_liveness_dagster.declare.owners")
+    if owners is not None:
+        owners._owners.clear()
+
+
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     """A process that lives until it is killed."""

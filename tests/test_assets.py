@@ -17,7 +17,7 @@ TOPIC = "orders.v1-raw"
 
 def make(name="orders", **settings):
     """An asset with settings that are fine unless a test says otherwise."""
-    settings = {"topics": [TOPIC], "group_id": f"{name}-etl", "table": "lake.shop.orders", **settings}
+    settings = {"topics": [TOPIC], "group_id": f"{name}-etl", "table": f"lake.shop.{name}", **settings}
     return kl.kafka_asset(name=name, **settings)(lambda batch: batch)
 
 
@@ -26,6 +26,34 @@ def test_two_groups_may_read_one_topic():
     merged = dg.Definitions.merge(make("orders").definitions, make("audit").definitions, RESOURCES)
     dg.Definitions.validate_loadable(merged)
     assert sorted(sensor.name for sensor in merged.get_repository_def().sensor_defs) == ["audit_group", "orders_group"]
+
+
+def test_two_groups_may_not_write_one_topic_to_one_table():
+    """Each batch of one group would delete rows of the other one. Other topics, or another table, are fine."""
+    first = make("orders").definitions
+    for other in ({"topics": ["paid"], "table": "lake.shop.orders"}, {"table": "lake.shop.audit"}):
+        dg.Definitions.validate_loadable(dg.Definitions.merge(first, make("audit", **other).definitions, RESOURCES))
+    with pytest.raises(InvalidSettingError) as refused:
+        make("copies", topics=["paid", TOPIC], table="lake.shop.orders").definitions  # noqa: B018
+    assert str(refused.value).startswith(
+        f"Assets copies and orders both write topic {TOPIC} to lake.shop.orders, as groups copies-etl and orders-etl. "
+    )
+
+
+def test_two_groups_may_not_write_one_topic_to_one_sink():
+    """Two sinks of one class are two sinks unless they are equal."""
+
+    def sink(replacement):
+        """Write nothing."""
+
+    def another(replacement):
+        """Write nothing either."""
+
+    first = make("orders", table=None, sink=sink).definitions
+    with pytest.raises(InvalidSettingError, match="both write topic"):
+        make("copies", table=None, sink=sink).definitions  # noqa: B018
+    make("audit", table=None, sink=another).definitions  # noqa: B018
+    assert first is not None
 
 
 def test_the_budget_is_asset_metadata_of_both_lanes():

@@ -366,7 +366,7 @@ def test_two_components_share_a_topic_and_its_resources(project):
 
 def test_one_key_is_one_resource(project):
     """Two brokers under one key are refused, naming both groups; under two keys they are two."""
-    write(project, "audit", group_id="audit-etl", **EMBEDDED)
+    write(project, "audit", group_id="audit-etl", table="lake.shop.audit", **EMBEDDED)
     elsewhere = {"kafka": {"bootstrap_servers": "other:9092"}}
     said = refused(project, **elsewhere)
     assert "'audit-etl' and 'orders-etl' declare different resources under one key, 'kafka'" in said

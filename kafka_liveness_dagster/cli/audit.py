@@ -76,7 +76,13 @@ class Audit:
             raise self._nothing()
         twice = overlaps(seen.writes)
         partitions = [
-            PartitionCertificate(tp, replace(one.facts, account=seen.ledger.of(tp)), one.foreign, twice.get(tp, ()))
+            PartitionCertificate(
+                tp,
+                replace(one.facts, account=seen.ledger.of(tp)),
+                one.foreign,
+                twice.get(tp, ()),
+                group_id=self.group_id,
+            )
             for tp, one in commits.items()
         ]
         if deep and seen.snapshot_id is not None:

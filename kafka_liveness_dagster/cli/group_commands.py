@@ -169,6 +169,52 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
 
 @click.command()
 @click.argument("group", type=GROUP)
+@click.argument("table", type=TABLE)
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
+@at_bootstrap_servers
+@with_command_config
+@at_spark
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def adopt(
+    group: str,
+    *,
+    table: str,
+    topics: tuple[str, ...],
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    spark: str,
+    yes: bool,
+) -> None:
+    """Let consumer group GROUP take over rows that another group wrote to TABLE.
+
+    A run is refused if another group wrote rows of its topics to its table, because the rows of two groups replace
+    each other. Use this command for a group that was renamed.
+
+    If GROUP has no commits of a topic, both commit logs of the former group are copied, and GROUP goes on where that
+    group stopped, pending ranges included. The table gets one snapshot without rows. No row is changed.
+
+    Exit code 1 while one of the groups has members: end their live runs first.
+
+    \b
+    Example:
+      kafka-liveness adopt orders-etl-2 lake.shop.orders
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli.adopted import Adoption  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
+
+    cluster = Cluster(reached(bootstrap_servers, command_config))
+    with session_at(spark) as session:
+        found = Adoption.of(cluster, session(), group, table, topics)
+        for line in found.lines():
+            click.echo(line)
+        if not yes:
+            click.confirm(f"Let group {group} take over these rows of {table}?", abort=True)
+        for line in found.adopt():
+            click.echo(line)
+
+
+@click.command()
+@click.argument("group", type=GROUP)
 @click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, UTC unless it says otherwise.")
 @click.option("--to", "end", type=MOMENT, help="Up to before this time; all that is committed unless given.")
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")

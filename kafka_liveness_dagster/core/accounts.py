@@ -22,6 +22,7 @@ class Account:
         start: the first offset that was ever this table's to hold; None while nobody said.
         topic_id: whose offsets they are; empty where no broker told it.
         complete: what is in neither is not in the table. False where snapshots that might say so were expired.
+        groups: the consumer groups that wrote rows of the topic; empty where version 0.1.0 wrote them.
     """
 
     done: tuple[Span, ...] = ()
@@ -29,6 +30,7 @@ class Account:
     start: int | None = None
     topic_id: str = ""
     complete: bool = True
+    groups: frozenset[str] = frozenset()
 
     def __add__(self, other: Account) -> Account:
         """Both together; they are of one log, or the topic was made anew and the later id is the one that is told."""
@@ -39,6 +41,7 @@ class Account:
             min(starts, default=None),
             other.topic_id or self.topic_id,
             self.complete and other.complete,
+            self.groups | other.groups,
         )
 
 

@@ -36,6 +36,7 @@ class PartitionCertificate:
         foreign: metadata of a commit that is not ours.
         overlaps: offsets that more than one snapshot wrote.
         rows: what the rows say; None where they were not looked at.
+        group_id: the group that is audited; empty where only its commits are known.
     """
 
     at: TopicPartition
@@ -43,6 +44,13 @@ class PartitionCertificate:
     foreign: str | None = None
     overlaps: tuple[Span, ...] = ()
     rows: RowFindings | None = None
+    group_id: str = ""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The other groups that wrote rows of this topic to the table."""
+        groups = self.facts.account.groups if self.facts.account else frozenset[str]()
+        return tuple(sorted(groups - {self.group_id})) if self.group_id else ()
 
     @property
     def start(self) -> int | None:
@@ -152,6 +160,12 @@ class PartitionCertificate:
             yield (
                 "nobody says where the group's life on it began: version 0.1.0 or another program committed last, "
                 "or this is not the group's table. Run the live lane once; name the table with --table"
+            )
+        if self.others:
+            yield (
+                f"Group {', '.join(self.others)} wrote rows of topic {self.at.topic} to this table too, and the rows "
+                "of two groups replace each other. Fix: give each group its own table, or run `kafka-liveness adopt` "
+                "for a deliberate successor"
             )
         if self.missing:
             yield self._missing()

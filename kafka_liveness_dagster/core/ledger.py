@@ -8,6 +8,7 @@ table that is rolled back, dropped or replaced says less. Follows the snapshots;
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.accounts import Account, total
@@ -32,11 +33,20 @@ class Ledger:
     complete: bool = True
 
     def of(self, tp: TopicPartition) -> Account:
-        """What the table says of a partition, also where that is nothing."""
+        """What the table says of a partition, also where that is nothing; with all groups that wrote its topic."""
+        topic_id, groups = self._topics.get(tp.topic, ("", frozenset[str]()))
         if tp in self.accounts:
-            return self.accounts[tp]
-        ids = (account.topic_id for at, account in self.accounts.items() if at.topic == tp.topic)
-        return Account(topic_id=next(ids, ""), complete=self.complete)
+            return replace(self.accounts[tp], groups=groups)
+        return Account(topic_id=topic_id, complete=self.complete, groups=groups)
+
+    @cached_property
+    def _topics(self) -> Mapping[str, tuple[str, frozenset[str]]]:
+        """The id of each topic, and the groups that wrote rows of any of its partitions."""
+        found: dict[str, tuple[str, frozenset[str]]] = {}
+        for tp, account in self.accounts.items():
+            topic_id, groups = found.get(tp.topic, (account.topic_id, frozenset[str]()))
+            found[tp.topic] = topic_id, groups | account.groups
+        return found
 
 
 @dataclass(frozen=True)

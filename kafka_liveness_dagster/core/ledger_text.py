@@ -5,6 +5,8 @@
 'orders/2Mq71qnKT1ul7FBvra2xew 3@0:0-70'
 >>> decode(text)[TopicPartition("orders", 3)].done
 (Span(start=0, end=70),)
+>>> encode({TopicPartition("orders", 3): Account((Span(0, 70),), groups=frozenset({"orders etl"}))})
+'orders//orders%20etl 3:0-70'
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 import zlib
 from itertools import groupby
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
@@ -30,7 +33,7 @@ LONG = 1_000
 _PACKED = "z:"
 _SPAN, _SIZED = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)"), re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
 _REST_UNKNOWN = "?"
-_TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)")
+_TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%,-]+))?")
 _PARTITION = re.compile(
     r"(?P<partition>[0-9]{1,10})(?P<unknown>\?)?(?:@(?P<start>[0-9]{1,19}))?:(?P<done>[0-9,-]*)(?:!(?P<told>[0-9,-]+))?"
 )
@@ -41,15 +44,19 @@ class LedgerError(KafkaLivenessError):
 
 
 def encode(accounts: Accounts, *, complete: bool = True) -> str:
-    """The accounts as a snapshot's summary holds them: ``orders/<topic id> 0@0:0-70,90-120 1@0:0-66!66-70``.
+    """The accounts as a snapshot's summary holds them: ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``.
 
-    What is told without rows stands behind ``!``; ``?`` stands behind a partition of which more may be there, and
-    before all where there may be more partitions. A long text is compressed.
+    The groups that wrote rows of a topic stand behind its id, percent-encoded and separated by commas. What is told
+    without rows stands behind ``!``; ``?`` stands behind a partition of which more may be there, and before all where
+    there may be more partitions. A long text is compressed.
     """
     words: list[str] = [] if complete else [_REST_UNKNOWN]
     for topic, partitions in groupby(sorted(accounts), key=lambda tp: tp.topic):
         known = list(partitions)
-        words.append(f"{topic}/{next((accounts[tp].topic_id for tp in known if accounts[tp].topic_id), '')}")
+        topic_id = next((accounts[tp].topic_id for tp in known if accounts[tp].topic_id), "")
+        groups = sorted(frozenset[str]().union(*(accounts[tp].groups for tp in known)))
+        writers = ",".join(quote(group, safe="") for group in groups)
+        words.append(f"{topic}/{topic_id}/{writers}" if writers else f"{topic}/{topic_id}")
         words += [f"{tp.partition}{_account(accounts[tp])}" for tp in known]
     text = " ".join(words)
     return text if len(text) <= LONG else _packed(text)
@@ -63,18 +70,20 @@ def decode(text: str) -> dict[TopicPartition, Account]:
     """
     accounts: dict[TopicPartition, Account] = {}
     topic = topic_id = ""
+    groups = frozenset[str]()
     for word in unpacked(text).split():
         if word == _REST_UNKNOWN:
             continue
         if (named := _TOPIC.fullmatch(word)) is not None:
             topic, topic_id = named["topic"], named["topic_id"]
+            groups = frozenset(map(unquote, filter(None, (named["groups"] or "").split(","))))
             continue
         one = _PARTITION.fullmatch(word)
         if one is None or not topic:
             raise _not_understood(text)
         start = None if one["start"] is None else int(one["start"])
         spans = (_spans(one["done"], text), _spans(one["told"], text))
-        account = Account(*spans, start, topic_id, complete=not one["unknown"])
+        account = Account(*spans, start, topic_id, complete=not one["unknown"], groups=groups)
         accounts[TopicPartition(topic, int(one["partition"]))] = account
     return accounts
 

@@ -11,6 +11,7 @@ decides what follows is ``core.resume``.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,6 +37,10 @@ class TopicRecreatedError(KafkaLivenessError):
 
 class OtherTableError(KafkaLivenessError):
     """The group's commits are about another table: two assets have one group, or the table was given another name."""
+
+
+class OtherGroupError(KafkaLivenessError):
+    """The table contains rows of the topic that another consumer group wrote."""
 
 
 class RowsMissingError(KafkaLivenessError):
@@ -204,6 +209,28 @@ def check_target(group_id: str, facts: Mapping[TopicPartition, PartitionFacts], 
             f"Give one of them a group_id of its own. If {theirs} was renamed or moved to {target}, end its runs and "
             f"say so: `kafka-liveness move {group_id} {target}`"
         )
+
+
+def check_groups(group_id: str, accounts: Mapping[TopicPartition, Account | None], target: str) -> None:
+    """Check that no other group wrote rows of these topics to the table.
+
+    The rows of two groups have the same topic, partition and offset, so each write replaces the other group's rows.
+
+    Raises:
+        OtherGroupError: with the groups, the offsets, and the command for a deliberate successor.
+    """
+    for tp, account in sorted(accounts.items()):
+        others = sorted(account.groups - {group_id}) if account else []
+        if account and others:
+            groups = ", ".join(others)
+            offsets = f", among them {tp}:{', '.join(map(str, account.done[:3]))}" if account.done else ""
+            raise OtherGroupError(
+                f"Table {target} contains rows of topic {tp.topic} that group {groups} wrote{offsets}. "
+                f"Rows of group {group_id} would replace them. "
+                "This run wrote and committed nothing more. "
+                f"Fix: give the asset of {group_id} its own table. If {group_id} is the successor of {groups}, end the "
+                f"runs of {groups} and run `kafka-liveness adopt {shlex.quote(group_id)} {target}`."
+            )
 
 
 def recreated(

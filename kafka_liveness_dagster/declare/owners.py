@@ -1,4 +1,7 @@
-"""Which asset of this process has a consumer group? A group's commits are one asset's."""
+"""Refuse two assets of this process that share a consumer group, or the rows of a topic in one table.
+
+Must not look at Kafka or at the table: runs check those.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,29 @@ _owners: weakref.WeakValueDictionary[tuple[str, str], Declared] = weakref.WeakVa
 
 
 def take_group(declared: Declared) -> None:
-    """The group is this asset's: two would share its partitions, and each would have half of the rows.
+    """Reserve the group, and the rows of its topics in its table, for this asset.
+
+    Two assets with one group would get half of the rows each. Two groups that write one topic to one table, or to one
+    sink, would replace each other's rows.
 
     Raises:
-        InvalidSettingError: another asset of this process has the same group.
+        InvalidSettingError: another asset of this process has the same group, or writes the same rows.
     """
     asset = declared.settings
-    if _rival(asset) is not None:
-        gc.collect()  # one that was declared before the code was loaded again may only seem to be there
+    if _rival(asset) is not None or _writer(asset) is not None:
+        gc.collect()  # an asset of a code location that was reloaded may still be referenced
     if (owner := _rival(asset)) is not None:
         raise InvalidSettingError(
             f"group_id of asset {_shown(asset)} is {asset.group_id!r}, which asset {_shown(owner)} has too: "
             f"{asset.target} and {owner.target} would get the records of half of the partitions each. Give each "
             "asset a group of its own; more runs of one asset are max_live_runs of watch"
+        )
+    if (writer := _writer(asset)) is not None:
+        topics = ", ".join(sorted({*asset.topics} & {*writer.topics}))
+        raise InvalidSettingError(
+            f"Assets {_shown(asset)} and {_shown(writer)} both write topic {topics} to {asset.target}, as "
+            f"groups {asset.group_id} and {writer.group_id}. Their rows would replace each other: a row is identified "
+            "by topic, partition and offset. Fix: give each asset its own table, or its own topics."
         )
     _owners[_group(asset)] = declared
 
@@ -44,6 +57,24 @@ def _rival(asset: KafkaAssetSettings) -> KafkaAssetSettings | None:
     """Another asset that took the group."""
     owner = _owners.get(_group(asset))
     return None if owner is None or owner.settings.identifier == asset.identifier else owner.settings
+
+
+def _writer(asset: KafkaAssetSettings) -> KafkaAssetSettings | None:
+    """Another asset that writes rows of the same topics to the same table or sink."""
+    for owner in list(_owners.values()):
+        other = owner.settings
+        if (
+            other.identifier != asset.identifier
+            and {*other.topics} & {*asset.topics}
+            and _place(other) == _place(asset)
+        ):
+            return other
+    return None
+
+
+def _place(asset: KafkaAssetSettings) -> object:
+    """The sink, or the table in the catalogs of the Spark that the resource of this key reaches."""
+    return asset.sink or (asset.resources.spark, asset.table)
 
 
 def _shown(asset: KafkaAssetSettings) -> str:

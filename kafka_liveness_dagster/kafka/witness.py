@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.witnesses import check_target
+from kafka_liveness_dagster.core.witnesses import check_groups, check_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,12 +30,15 @@ def witnessed(
     Raises:
         ForeignCommitError: a commit of the group is not ours.
         OtherTableError: it is another table's.
+        OtherGroupError: the table contains rows of these topics that another group wrote.
     """
     facts = cluster.facts(group_id, partitions)
     if witness is None:
         return facts
     check_target(group_id, facts, witness.target)
-    return believed(facts, witness)
+    found = believed(facts, witness)
+    check_groups(group_id, {tp: one.account for tp, one in found.items()}, witness.target)
+    return found
 
 
 def believed(facts: Mapping[TopicPartition, PartitionFacts], witness: Witness) -> dict[TopicPartition, PartitionFacts]:

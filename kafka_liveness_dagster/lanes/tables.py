@@ -26,7 +26,8 @@ def witness_of(
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
     session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
-    return TableLedger(IcebergTable(asset.table or ""), session, max(budget_seconds, ANSWER_SECONDS))
+    seconds = max(budget_seconds, ANSWER_SECONDS)
+    return TableLedger(IcebergTable(asset.table or ""), session, seconds, group_id=asset.group_id)
 
 
 def table_now(

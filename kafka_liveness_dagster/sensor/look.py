@@ -18,7 +18,7 @@ from kafka_liveness_dagster.core.membership import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_of_place
-from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity, check_target
+from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_groups, check_identity, check_target
 from kafka_liveness_dagster.kafka.witness import believed
 from kafka_liveness_dagster.runs.tags import lane_tags, unfinished
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, by_lane, newest_first, of_this_instance, runs_of
@@ -83,6 +83,7 @@ class GroupLook:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
             TopicRecreatedError: the offsets are of a topic that was deleted.
             OtherTableError: the group's commits are about another table than the witness.
+            OtherGroupError: the table contains rows of these topics that another group wrote.
         """
         in_progress = by_lane(instance.get_run_records(unfinished(group_id)))
         recent = instance.get_run_records(
@@ -155,6 +156,7 @@ def _asked(
         check_target(group_id, facts, witness.target)
         ids = cluster.topic_ids(topics)
         facts = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in believed(facts, witness).items()}
+        check_groups(group_id, {tp: one.account for tp, one in facts.items()}, witness.target)
     return tuple(_partition(tp, one) for tp, one in facts.items()), group
 
 

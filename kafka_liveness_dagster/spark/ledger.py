@@ -26,7 +26,7 @@ from kafka_liveness_dagster.core.ledger import (
 )
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference
-from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.core.witnesses import RowsMissingError, check_groups
 from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.line import line_of
 from kafka_liveness_dagster.spark.ranges import names
@@ -56,6 +56,7 @@ class TableLedger:
         session: gives a Spark session of a server whose catalog has it.
         answer_seconds: how long ``accounts`` may take: it is asked outside of batches, where nobody watches Spark.
         last: what another witness of this table has read; where nobody has written since it is not read again.
+        group_id: the consumer group whose rows this process writes; empty for a reader.
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class TableLedger:
         session: Callable[[], SparkSession],
         answer_seconds: float = ANSWER_SECONDS,
         last: Reading = NOTHING_READ,
+        group_id: str = "",
     ) -> None:
+        self._groups = frozenset({group_id} if group_id else ())
+        self._group_id, self._landings = group_id, 0
         self._table, self._session, self._answer_seconds = table, session, answer_seconds
         self._read_before, self._reading = last, NOTHING_READ
         self._says = Ledger()
@@ -127,13 +131,17 @@ class TableLedger:
 
         Raises:
             RowsMissingError: the table has lost what this process wrote, or what it said before.
+            OtherGroupError: the table contains rows of these topics that another group wrote.
         """
-        if self._is_odd(snapshot_id) or time.monotonic() >= self._look_at:
+        if self._is_odd(snapshot_id) or time.monotonic() >= self._look_at or self._may_be_shared(snapshot_id):
             self._look(session)
         else:
             self._see(snapshot_id)
+        by_partition = _by_partition(ranges)
+        if self._group_id:
+            check_groups(self._group_id, {tp: self._says.of(tp) for tp in by_partition}, self.target)
         self._from[tuple(ranges)] = snapshot_id
-        wrote = {tp: Account(spans, *self._besides(tp)) for tp, spans in _by_partition(ranges).items()}
+        wrote = {tp: Account(spans, *self._besides(tp), groups=self._groups) for tp, spans in by_partition.items()}
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode(self._with_known(), complete=self._says.complete)
         summary = {WROTE: encode(wrote)}
@@ -144,6 +152,7 @@ class TableLedger:
 
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
         """These ranges are in the table now."""
+        self._landings += 1
         self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
         began_with = self._from.pop(tuple(ranges), self._last)
         self._known_as_of.add(began_with)
@@ -162,6 +171,14 @@ class TableLedger:
         if snapshot_id == self._last:
             return self._landed_since
         return snapshot_id in self._seen or (snapshot_id is None and bool(self._seen))
+
+    def _may_be_shared(self, snapshot_id: int | None) -> bool:
+        """Return whether another group may have begun to write since the last look.
+
+        Two groups that begin at the same time both see a table without rows of the other. From the first landed write
+        on, each ledger shows its group, so one more look before the second write finds the other group.
+        """
+        return self._landings <= 1 and bool(self._group_id) and snapshot_id != self._reading.snapshot_id
 
     def _see(self, snapshot_id: int | None) -> None:
         if snapshot_id != self._last or not self._seen:

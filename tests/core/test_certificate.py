@@ -267,3 +267,12 @@ def test_a_sentence_names_few_ranges():
     spans = [Span(n, n + 1) for n in range(0, 14, 2)]
     assert texts(spans) == "0-1, 2-3, 4-5, 6-7, 8-9 and 2 more"
     assert texts([]) == "nothing"
+
+
+def test_a_topic_that_another_group_wrote_too_is_not_certified():
+    """Each group's rows may have taken the place of the other group's."""
+    shared = replace(WHOLE, groups=frozenset({"orders-etl", "orders-test"}))
+    found = replace(certificate(account=shared), group_id="orders-etl")
+    assert not found.certified
+    assert "NOT certified: Group orders-test wrote rows of topic orders to this table too" in found.sentence
+    assert replace(found, facts=facts(account=replace(WHOLE, groups=frozenset({"orders-etl"})))).certified

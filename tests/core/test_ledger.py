@@ -54,6 +54,27 @@ def test_the_text_is_a_promise():
     assert encode(accounts) == f"orders/{ID} 0@0:0-70,90-120!70-90 1:5-6 paid/ 0:1-2"
 
 
+def test_the_text_names_the_groups_that_wrote_a_topic():
+    """A group may have any name: its characters are percent-encoded."""
+    groups = frozenset({"orders-etl", "orders, new/2"})
+    accounts = {TP: Account((Span(0, 70),), groups=groups), TopicPartition("orders", 4): Account((Span(0, 5),))}
+    assert encode(accounts) == "orders//orders%2C%20new%2F2,orders-etl 3:0-70 4:0-5"
+    assert {account.groups for account in decode(encode(accounts)).values()} == {groups}
+
+
+def test_all_groups_that_wrote_a_topic_count_for_each_of_its_partitions():
+    """Group g-a wrote partition 3, group g-b partition 4, and nobody partition 5."""
+    wrote = [
+        encode({TopicPartition("orders", n): Account((Span(0, 9),), groups=frozenset({g}))})
+        for n, g in ((3, "g-a"), (4, "g-b"))
+    ]
+    snapshots = table(Snapshot(1, None, wrote[0]), Snapshot(2, 1, wrote[1]))
+    ledger = read(snapshots, lineage(snapshots, 2))
+    for partition in (3, 4, 5):
+        assert ledger.of(TopicPartition("orders", partition)).groups == {"g-a", "g-b"}
+    assert ledger.of(TopicPartition("paid", 0)).groups == frozenset()
+
+
 @given(ACCOUNTS)
 def test_an_account_is_read_back_from_its_text(accounts):
     """decode(encode(accounts)) == accounts, compressed or not."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +14,12 @@ from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import (
+    OtherGroupError,
     OtherTableError,
     PartitionFacts,
     RowsMissingError,
     TopicRecreatedError,
+    check_groups,
     check_identity,
     check_target,
 )
@@ -277,3 +281,21 @@ def test_how_often_the_second_log_is_committed_anew():
     """A quarter of the time the broker keeps it, and an hour at most."""
     assert BrokerLimits(6_000, 60_000).renew_seconds == 3_600
     assert BrokerLimits(6_000, 60_000, offsets_retention_seconds=120).renew_seconds == 30
+
+
+def test_rows_of_another_group_are_refused():
+    """Of a group's own rows, of rows without a group and of no table nothing is refused."""
+    ours, theirs = (replace(account((0, 70)), groups=frozenset({group})) for group in ("orders-etl", "orders test"))
+    check_groups(
+        "orders-etl", {TP: ours, TopicPartition("paid", 0): account((0, 70)), TopicPartition("x", 0): None}, "t"
+    )
+    with pytest.raises(OtherGroupError) as refused:
+        check_groups("orders-etl", {TP: theirs}, "lake.shop.orders")
+    assert str(refused.value) == (
+        "Table lake.shop.orders contains rows of topic orders that group orders test wrote, among them orders:3:0-70. "
+        "Rows of group orders-etl would replace them. This run wrote and committed nothing more. Fix: give the asset "
+        "of orders-etl its own table. If orders-etl is the successor of orders test, end the runs of orders test and "
+        "run `kafka-liveness adopt orders-etl lake.shop.orders`."
+    )
+    with pytest.raises(OtherGroupError, match=r"that group orders test wrote\. Rows of"):
+        check_groups("orders-etl", {TP: replace(theirs, done=())}, "lake.shop.orders")

@@ -1,0 +1,74 @@
+"""Copy both commit logs of a consumer group to its successor.
+
+Must not decide whether a group is a successor: a person does, with ``kafka-liveness adopt``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer
+
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.kafka.clients import made
+from kafka_liveness_dagster.kafka.committing import Committing
+from kafka_liveness_dagster.kafka.errors import named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.kafka.admin import Cluster
+
+_ANSWER_SECONDS = 30.0
+
+
+def check_idle(cluster: Cluster, groups: Sequence[str]) -> None:
+    """Check that none of these groups has members.
+
+    Raises:
+        InvalidSettingError: a live run of one of them is at work.
+    """
+    for group in groups:
+        if members := cluster.members(group):
+            raise InvalidSettingError(
+                f"Group {group} has {len(members)} member(s), the first is {members[0].client_id}. Nothing was "
+                f"changed. Fix: end the live runs of {group} and stop its sensor, then run the command again."
+            )
+
+
+def copy_commits(cluster: Cluster, former: str, group: str, topics: Sequence[str]) -> list[TopicPartition]:
+    """Copy both logs of ``former`` to ``group``, with their metadata, for topics of which ``group`` has no commit.
+
+    The second log is copied first, so that the first log never claims more than both logs record.
+
+    Returns:
+        The partitions whose first-log commit was copied.
+
+    Raises:
+        CommitRefusedError: the broker refused; the command can be repeated.
+    """
+    known = cluster.partitions(topics)
+    taken = {tp.topic for tp in cluster.commits(group, known)}
+    copied: list[TopicPartition] = []
+    for suffix in (CATCH_UP_SUFFIX, ""):
+        found = cluster.commits(former + suffix, [tp for tp in known if tp.topic not in taken])
+        offsets = {tp: (commit.offset, commit.metadata) for tp, commit in found.items()}
+        if offsets:
+            _commit(cluster, group + suffix, offsets)
+        copied = sorted(offsets)
+    return copied
+
+
+def _commit(cluster: Cluster, group: str, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
+    kafka = cluster.settings
+    client = made(Consumer, kafka.committer(group, "kafka-liveness/adopt"))
+    committing = Committing(client, group, kafka.bootstrap_servers, _ANSWER_SECONDS)
+    try:
+        error = committing.commit(offsets)
+    finally:
+        if not committing.silent:
+            client.close()
+    if error is not None:
+        raise named(error, f"committing to {group}", kafka.bootstrap_servers)
