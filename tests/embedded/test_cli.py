@@ -38,7 +38,10 @@ HALF = os.fsdecode(b"\xff")  # as a shell hands over what is no UTF-8
 SECRET = "sc://h:1/;token=hunter2 "  # a blank behind it
 
 
-@pytest.mark.parametrize("command", ["up", "down", "doctor", "demo", "timeline", "status", "health", "forgive", "move"])
+COMMANDS = ["up", "down", "doctor", "demo", "timeline", "status", "health", "forgive", "move", "adopt"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_text_has_an_example(command):
     """A help text shows the command as one types it."""
     told = subprocess.check_output([*CLI, command, "--help"], text=True)
@@ -75,6 +78,7 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             *(["audit", group, *NOBODY] for group in groups),
             *(["health", group, *NOBODY] for group in groups),
             *(["move", group, "lake.shop.orders", *NOBODY] for group in groups),
+            *(["adopt", group, "lake.shop.orders", *NOBODY] for group in groups),
             *(["forgive", group, "orders:0:0-1", *WHY, *NOBODY] for group in groups),
         ],
         "wanted a topic of Kafka's": [

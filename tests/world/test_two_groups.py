@@ -22,6 +22,12 @@ def world(services, produce, rows, warm_spark):
     return Forgetful(services, produce, rows, warm_spark)
 
 
+@pytest.fixture(autouse=True)
+def _two_instances(monkeypatch):
+    """The assets of two Dagster instances are never in one process, where loading the second one would be refused."""
+    monkeypatch.setattr("kafka_liveness_dagster.declare.definitions.take_group", lambda declared: None)
+
+
 @pytest.fixture
 def beside(services, produce, rows, warm_spark):
     """Make a group next to another one: the same topic and table, or only the same table."""
