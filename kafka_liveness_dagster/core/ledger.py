@@ -115,6 +115,21 @@ def is_set_back(now: Sequence[int], before: Sequence[int]) -> bool:
     return not set(before[:oldest]) <= set(now)
 
 
+def written_since(snapshots: Mapping[int, Snapshot], current: int | None, before: int | None) -> Accounts | None:
+    """Return the offsets that were written after snapshot ``before``; None where the snapshots in between expired.
+
+    >>> sorted(written_since({1: Snapshot(1, None, "t/ 0:0-5"), 2: Snapshot(2, 1, "t/ 0:5-9")}, 2, 1).popitem()[1].done)
+    [Span(start=5, end=9)]
+    """
+    new: list[int] = []
+    for one in _ancestors(snapshots, current):
+        if one == before:
+            return total(decode(snapshots[i].wrote) for i in new)
+        new.append(one)
+    last = snapshots[new[-1]].parent_id if new else current
+    return total(decode(snapshots[i].wrote) for i in new) if last == before else None
+
+
 def goes_on(now: Collection[int], known: Collection[int | None]) -> bool:
     """Whether what was known of the table as of these snapshots is known of it still: by its ``chain``, as of now.
 

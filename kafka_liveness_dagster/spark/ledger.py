@@ -23,9 +23,10 @@ from kafka_liveness_dagster.core.ledger import (
     is_set_back,
     lineage,
     read,
+    written_since,
 )
 from kafka_liveness_dagster.core.ledger_text import LONG, encode
-from kafka_liveness_dagster.core.offsets import OffsetRange, difference
+from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, check_groups
 from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.line import line_of
@@ -74,6 +75,8 @@ class TableLedger:
         self._says = Ledger()
         self._known: dict[TopicPartition, Account] = {}
         self._written: dict[TopicPartition, Account] = {}
+        self._replaced: dict[TopicPartition, Account] = {}
+        self._replaced_since: dict[TopicPartition, Account] = {}
         self._known_as_of: set[int | None] = set()
         self._seen: set[int | None] = set()
         self._passed: tuple[int, ...] = ()
@@ -153,11 +156,17 @@ class TableLedger:
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
         """These ranges are in the table now."""
         self._landings += 1
+        self._replaced_since = total((self._replaced_since, self._over(ranges)))
         self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
         began_with = self._from.pop(tuple(ranges), self._last)
         self._known_as_of.add(began_with)
         # Which says something of the snapshot it began with; one that was seen meanwhile may have it already
         self._landed_since = self._landed_since or began_with == self._last
+
+    def _over(self, ranges: Sequence[OffsetRange]) -> Accounts:
+        """Those of these offsets whose rows were in the table before: a roll back may bring the former rows back."""
+        found = {tp: intersection(s, self._says.of(tp).done) for tp, s in _by_partition(ranges).items()}
+        return {tp: Account(spans) for tp, spans in found.items() if spans}
 
     def _with_known(self) -> Accounts:
         return {tp: self._says.of(tp) + self._known.get(tp, Account()) for tp in {*self._says.accounts, *self._known}}
@@ -200,6 +209,7 @@ class TableLedger:
         before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
         line_before, self._passed = (*self._passed, *self._reading.chain), ()
         known_as_of, self._known_as_of = self._known_as_of, {snapshot_id}
+        read_before = self._reading.snapshot_id
         if is_new := snapshot_id is None or snapshot_id != self._reading.snapshot_id:
             self._reading = self._read(session, snapshot_id, snapshots)
             took = time.monotonic() - began_at
@@ -209,6 +219,7 @@ class TableLedger:
             line = self._reading.chain
             was_set_back, went_on = is_set_back(line, line_before), goes_on(line, known_as_of)
             self._check(before, is_odd=is_odd, was_set_back=was_set_back, went_on=went_on)
+            self._check_replaced(written_since(snapshots, snapshot_id, read_before), rolled_back=was_set_back or is_odd)
             self._written = {}
         self._see(snapshot_id)
 
@@ -246,6 +257,30 @@ class TableLedger:
                 f"table {self.target} lacks {names(lacking)}, {sum(r.size for r in lacking):,} offsets that it held "
                 "while this run was at work: it was dropped, replaced or rolled back, and what was committed of "
                 "them is missing. Restore the table; or set on_missing_rows='owe': the next live run owes it again"
+            )
+
+    def _check_replaced(self, wrote: Accounts | None, *, rolled_back: bool) -> None:
+        """Check that the rows which this process replaced are its own, and not the former rows again.
+
+        Args:
+            wrote: the offsets that were written since the last look; None where the snapshots do not show it.
+            rolled_back: the table went back to a snapshot from before.
+        """
+        since, self._replaced_since = self._replaced_since, {}
+        self._replaced = total((self._replaced, since))
+        if rolled_back:
+            former = [OffsetRange(*tp, *span) for tp, one in self._replaced.items() for span in one.done]
+        else:
+            former = [
+                OffsetRange(*tp, *span)
+                for tp, one in (since.items() if wrote is not None else ())
+                for span in difference(one.done, wrote[tp].done if wrote and tp in wrote else ())
+            ]
+        if former:
+            raise RowsMissingError(
+                f"Table {self.target} was rolled back while this run replaced {names(former)}, "
+                f"{sum(r.size for r in former):,} offsets. It contains the former rows of some of them again. "
+                "Fix: materialize the partition again."
             )
 
     def _read(self, session: SparkSession, snapshot_id: int | None, snapshots: Mapping[int, Snapshot]) -> Reading:

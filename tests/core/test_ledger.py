@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Snapshot, chain, goes_on, is_set_back, lineage, read
+from kafka_liveness_dagster.core.ledger import Snapshot, chain, goes_on, is_set_back, lineage, read, written_since
 from kafka_liveness_dagster.core.ledger_text import LONG, LedgerError, decode, encode
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
 
@@ -269,3 +269,14 @@ def test_a_known_snapshot_that_left_the_chain_makes_what_was_known_doubtful():
     assert goes_on((8, 7), set())
     assert not goes_on((8, 7), {6, 7})
     assert not goes_on((8, 7), {None})
+
+
+def test_what_was_written_since_a_snapshot():
+    """Of the snapshots in between; unknown where the snapshot is none of the ancestors, as after an expiration."""
+    snapshots = table(Snapshot(2, 1, text((0, 5))), Snapshot(3, 2, text((5, 9))), Snapshot(4, 3, text((7, 12))))
+    for before, expected in ((1, [(0, 12)]), (2, [(5, 12)]), (3, [(7, 12)]), (4, [])):
+        found = written_since(snapshots, 4, before)
+        assert [tuple(span) for account in found.values() for span in account.done] == expected
+    assert written_since(snapshots, 4, 7) is None
+    assert written_since(snapshots, None, 4) is None
+    assert written_since(snapshots, None, None) == {}
