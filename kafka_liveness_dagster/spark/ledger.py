@@ -75,8 +75,9 @@ class TableLedger:
         self._says = Ledger()
         self._known: dict[TopicPartition, Account] = {}
         self._written: dict[TopicPartition, Account] = {}
+        self._over: dict[tuple[OffsetRange, ...], Accounts] = {}
+        self._replacing: list[tuple[int | None, Accounts]] = []  # landed, and not seen in a snapshot yet
         self._replaced: dict[TopicPartition, Account] = {}
-        self._replaced_since: dict[TopicPartition, Account] = {}
         self._known_as_of: set[int | None] = set()
         self._seen: set[int | None] = set()
         self._passed: tuple[int, ...] = ()
@@ -144,6 +145,7 @@ class TableLedger:
         if self._group_id:
             check_groups(self._group_id, {tp: self._says.of(tp) for tp in by_partition}, self.target)
         self._from[tuple(ranges)] = snapshot_id
+        self._over[tuple(ranges)] = self._held(by_partition)
         wrote = {tp: Account(spans, *self._besides(tp), groups=self._groups) for tp, spans in by_partition.items()}
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode(self._with_known(), complete=self._says.complete)
@@ -156,17 +158,18 @@ class TableLedger:
     def landed(self, ranges: Sequence[OffsetRange]) -> None:
         """These ranges are in the table now."""
         self._landings += 1
-        self._replaced_since = total((self._replaced_since, self._over(ranges)))
         self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
         began_with = self._from.pop(tuple(ranges), self._last)
         self._known_as_of.add(began_with)
+        if replaced := self._over.pop(tuple(ranges), None):
+            self._replacing.append((began_with, replaced))
         # Which says something of the snapshot it began with; one that was seen meanwhile may have it already
         self._landed_since = self._landed_since or began_with == self._last
 
-    def _over(self, ranges: Sequence[OffsetRange]) -> Accounts:
-        """Those of these offsets whose rows were in the table before: a roll back may bring the former rows back."""
-        found = {tp: intersection(s, self._says.of(tp).done) for tp, s in _by_partition(ranges).items()}
-        return {tp: Account(spans) for tp, spans in found.items() if spans}
+    def _held(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> Accounts:
+        """Those of these offsets whose rows the table contains: a roll back may bring them back after a replay."""
+        found = {tp: intersection(one, self._says.of(tp).done) for tp, one in spans.items()}
+        return {tp: Account(held) for tp, held in found.items() if held}
 
     def _with_known(self) -> Accounts:
         return {tp: self._says.of(tp) + self._known.get(tp, Account()) for tp in {*self._says.accounts, *self._known}}
@@ -205,11 +208,11 @@ class TableLedger:
 
     def _look(self, session: SparkSession) -> None:
         began_at = time.monotonic()
+        landed = tuple(self._replacing)  # before the snapshot is read: what lands meanwhile is not in it
         snapshot_id, snapshots = self._now(session)
         before, is_odd = total((self._says.accounts, self._written)), self._is_odd(snapshot_id)
         line_before, self._passed = (*self._passed, *self._reading.chain), ()
         known_as_of, self._known_as_of = self._known_as_of, {snapshot_id}
-        read_before = self._reading.snapshot_id
         if is_new := snapshot_id is None or snapshot_id != self._reading.snapshot_id:
             self._reading = self._read(session, snapshot_id, snapshots)
             took = time.monotonic() - began_at
@@ -219,7 +222,7 @@ class TableLedger:
             line = self._reading.chain
             was_set_back, went_on = is_set_back(line, line_before), goes_on(line, known_as_of)
             self._check(before, is_odd=is_odd, was_set_back=was_set_back, went_on=went_on)
-            self._check_replaced(written_since(snapshots, snapshot_id, read_before), rolled_back=was_set_back or is_odd)
+            self._check_replaced(landed, snapshots, snapshot_id, was_set_back=was_set_back)
             self._written = {}
         self._see(snapshot_id)
 
@@ -259,23 +262,32 @@ class TableLedger:
                 "them is missing. Restore the table; or set on_missing_rows='owe': the next live run owes it again"
             )
 
-    def _check_replaced(self, wrote: Accounts | None, *, rolled_back: bool) -> None:
-        """Check that the rows which this process replaced are its own, and not the former rows again.
+    def _check_replaced(
+        self,
+        landed: Sequence[tuple[int | None, Accounts]],
+        snapshots: Mapping[int, Snapshot],
+        snapshot_id: int | None,
+        *,
+        was_set_back: bool,
+    ) -> None:
+        """Check that rows which this process replaced are its own, and not the former rows again.
 
-        Args:
-            wrote: the offsets that were written since the last look; None where the snapshots do not show it.
-            rolled_back: the table went back to a snapshot from before.
+        A replacement is in the table if a snapshot after the one it began with wrote its offsets. After that, only a
+        roll back removes it. If the snapshots in between expired, nothing shows it, and it counts as written.
         """
-        since, self._replaced_since = self._replaced_since, {}
-        self._replaced = total((self._replaced, since))
-        if rolled_back:
+        former: list[OffsetRange] = []
+        for began_with, replaced in landed:
+            wrote = written_since(snapshots, snapshot_id, began_with)
+            if wrote is None and not snapshots:
+                continue  # the snapshots were not read this time
+            self._replacing.remove((began_with, replaced))
+            self._replaced = total((self._replaced, replaced))
+            if wrote is None:
+                continue
+            for tp, one in replaced.items():
+                former += [OffsetRange(*tp, *s) for s in difference(one.done, wrote.get(tp, Account()).done)]
+        if was_set_back:
             former = [OffsetRange(*tp, *span) for tp, one in self._replaced.items() for span in one.done]
-        else:
-            former = [
-                OffsetRange(*tp, *span)
-                for tp, one in (since.items() if wrote is not None else ())
-                for span in difference(one.done, wrote[tp].done if wrote and tp in wrote else ())
-            ]
         if former:
             raise RowsMissingError(
                 f"Table {self.target} was rolled back while this run replaced {names(former)}, "
