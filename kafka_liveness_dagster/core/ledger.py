@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger_text import decode, is_all
+from kafka_liveness_dagster.core.ledger_text import decode_of, is_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -147,13 +147,13 @@ def read(snapshots: Mapping[int, Snapshot], found: Lineage) -> Ledger:
     """What the table holds, by the texts of its lineage.
 
     Raises:
-        LedgerError: a newer version wrote one of them.
+        LedgerError: one of them cannot be read.
     """
-    sums = [snapshots[i].had for i in found.summed_up]
-    complete = found.complete and all(map(is_all, sums))
-    had = Ledger(total(map(decode, sums)), complete)
+    sums = [decode_of(i, snapshots[i].had) for i in found.summed_up]
+    complete = found.complete and all(is_all(snapshots[i].had) for i in found.summed_up)
+    had = Ledger(total(sums), complete)
     accounts = dict(had.accounts)
-    for tp, wrote in total(decode(snapshots[i].wrote) for i in reversed(found.path)).items():
+    for tp, wrote in total(decode_of(i, snapshots[i].wrote) for i in reversed(found.path)).items():
         accounts[tp] = had.of(tp) + wrote
     if not found.complete:
         accounts = {tp: replace(one, complete=False) for tp, one in accounts.items()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate, texts
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
 from kafka_liveness_dagster.core.history import Write, overlaps
 from kafka_liveness_dagster.core.ledger_text import LedgerError, encode
@@ -31,7 +31,7 @@ def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, 
     return PartitionFacts(committed, mark, log_start, log_end, second, account, topic_id)
 
 
-def certificate(*args, foreign=None, rows=None, **kwargs):
+def certificate(*args, foreign=(), rows=None, **kwargs):
     return PartitionCertificate(ORDERS, facts(*args, **kwargs), foreign, rows=rows)
 
 
@@ -64,8 +64,13 @@ CERTIFIED = {
     ),
     "a stranger's commit, but the table has it all": (certificate(mark=None), ONCE),
     "another program's metadata, but the table has it all": (
-        certificate(mark=None, foreign="theirs"),
+        certificate(mark=None, foreign=(ExternalCommit("first", 120, "theirs"),)),
         f"{ONCE}; another program's metadata is committed: 'theirs'",
+    ),
+    "an external commit in the second log": (
+        certificate(foreign=(ExternalCommit("second", 120, ""),), second=DoneLog()),
+        f"{ONCE}; an external commit replaced the second commit log (offset 120, metadata ''), which the next run "
+        "rewrites",
     ),
     "its history was expired": (
         certificate(account=UNKNOWN),
