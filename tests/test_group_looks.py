@@ -113,7 +113,7 @@ def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster,
 
 
 def test_a_stray_commit_in_the_second_log_is_reported(cluster, instance):
-    """A consumer with auto-commit in G.catch-up: without a table pending offsets are known up to an upper bound only."""
+    """A consumer with auto-commit in G.catch-up: without a table the pending offsets are an upper bound."""
     cluster.logs[CATCH_UP] = Commit(120, "")
     seen = look(cluster, instance)
     [partition] = seen.snapshot.partitions

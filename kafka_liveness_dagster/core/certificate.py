@@ -174,7 +174,9 @@ class PartitionCertificate:
             if one.log == "first":
                 yield f"another program's metadata is committed: {one.metadata[:80]!r}"
             else:
-                yield f"an external commit replaced the second commit log ({one}), which the next run rewrites"
+                by = "a newer version" if one.is_newer else "an external commit"
+                rewritten = "" if one.is_newer or self.facts.account is None else ", which the next run rewrites"
+                yield f"{by} replaced the second commit log ({one}){rewritten}"
         if self.by_word and self.facts.account is not None:
             sentence = "the table's history that would say so was expired"
             yield f"{texts(self.by_word)} by the commit logs' word alone: {sentence}"

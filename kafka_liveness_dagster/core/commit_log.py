@@ -40,6 +40,8 @@ _DONE = (
     re.compile(f"kl2 done {_ORIGIN}(?: (?P<done>[0-9,-]*))?(?: told (?P<told>[0-9,-]+))?(?: in (?P<target>[^ ]+))?"),
 )
 
+_NEWER = re.compile("kl(?:[3-9]|[1-9][0-9]+) ")
+
 
 class ForeignCommitError(KafkaLivenessError):
     """The committed metadata is another program's, or a newer version's; it is not touched."""
@@ -58,6 +60,11 @@ class ExternalCommit:
     log: str
     offset: int
     metadata: str
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a newer version of this package wrote it, which may know more than the ledger does."""
+        return _NEWER.match(self.metadata) is not None
 
     def __str__(self) -> str:
         return f"offset {self.offset}, metadata {_shown(self.metadata)}"
@@ -280,12 +287,17 @@ def _decode_spans(text: str | None, metadata: str) -> tuple[Span, ...]:
 
 def external_commit(group_id: str, tp: TopicPartition, found: ExternalCommit, servers: str) -> ForeignCommitError:
     """Return the error for an external commit that stops both lanes, with the command that removes it."""
+    if found.is_newer:
+        return ForeignCommitError(
+            f"the {found.log} commit log of group {group_id} has a commit of a newer version: {tp}, {found}. Nothing "
+            "was joined, written or committed. Fix: upgrade kafka-liveness-dagster"
+        )
     command = f"kafka-consumer-groups --bootstrap-server {servers} --topic {tp}"
     if found.log == "first":
         return ForeignCommitError(
             f"the first commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the list of "
-            "pending offsets. Nothing was joined, written or committed. Fix: give the other program its own group_id, "
-            "or upgrade if a newer version of this package wrote it; then keep the offset and remove the metadata: "
+            "pending offsets. Nothing was joined, written or committed. Fix: give the other program its own group_id; "
+            "then keep the offset and remove the metadata: "
             f"`{command} --group {group_id} --reset-offsets --to-current --execute`. With a table, the next live run "
             "finds the pending offsets again"
         )

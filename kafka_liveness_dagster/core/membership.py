@@ -175,6 +175,8 @@ def replaced_logs(partitions: Iterable[PartitionSnapshot]) -> list[str]:
 
 
 def _replaced(seen: PartitionSnapshot) -> str:
+    if seen.external is not None and seen.external.is_newer:
+        return f"a newer version wrote the second commit log ({seen.external}). Fix: upgrade kafka-liveness-dagster"
     sentence = f"an external commit replaced the second commit log ({seen.external})"
     if not seen.is_upper_bound:
         return f"{sentence}. The next run of either lane rewrites it from the table's ledger"

@@ -100,6 +100,12 @@ class PartitionFacts:
         return difference(owed, (Span(0, self.committed or 0),)) if owed else ()
 
     @property
+    def is_rebuilt(self) -> bool:
+        """Whether the ledger takes the place of an external commit in the second log."""
+        external = self.second.external
+        return external is not None and not external.is_newer and self.account is not None
+
+    @property
     def outstanding(self) -> tuple[Span, ...]:
         """What of it is not proven done."""
         return self.left_of(self.owed)
@@ -185,9 +191,10 @@ class PartitionFacts:
 def rebuilt(facts: PartitionFacts) -> DoneLog:
     """Return the second log as the table's ledger has it, in the place of an external commit.
 
-    Pending offsets whose rows are in the table are done, unless the group was reset below them.
+    Pending offsets whose rows are in the table are done, unless the group was reset below them. A newer version's log
+    stays as it is.
     """
-    if facts.second.external is None or facts.account is None:
+    if not facts.is_rebuilt or facts.account is None:
         return facts.second
     again = (facts.mark.again,) if facts.mark and facts.mark.again else ()
     done = difference(intersection(facts.owed, facts.account.done), again)

@@ -149,7 +149,7 @@ class Proof:
         return account if account.complete else account + self._accounts.get(tp, Account())
 
     def _with_accounts(self, facts: Facts) -> Facts:
-        if self._witness is None:
-            check_second_log(self._cluster, self._group_id, facts)
-            return facts
-        return with_accounts(facts, self._accounts)
+        if self._witness is not None:
+            facts = with_accounts(facts, self._accounts)
+        check_second_log(self._cluster, self._group_id, facts)
+        return facts

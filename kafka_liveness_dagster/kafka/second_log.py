@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from kafka_liveness_dagster.kafka.answers import Commit
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _WRITES = 5
@@ -123,7 +124,7 @@ class SecondLog:
             CommitRefusedError: the broker refused.
         """
         found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
-        logs = {tp: DoneLog.read(commit.offset, commit.metadata) for tp, commit in found.items()}
+        logs = {tp: self._read(tp, commit) for tp, commit in found.items()}
         moved = {tp: log for tp, log in logs.items() if log.target not in {None, target}}
         self.put({tp: (log, replace(log, target=target)) for tp, log in moved.items()})
         return {tp: log.target or "" for tp, log in moved.items()}
@@ -139,7 +140,7 @@ class SecondLog:
         if not partitions:
             return {}
         found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
-        now = {tp: DoneLog.read(commit.offset, commit.metadata) for tp, commit in found.items()}
+        now = {tp: self._read(tp, commit) for tp, commit in found.items()}
         self._seen.update({tp: log for tp, log in now.items() if log.external is None})
         self._write({tp: self._seen[tp] for tp in partitions if tp in self._seen})
         return {tp: log.external for tp, log in now.items() if log.external is not None and tp in self._seen}
@@ -169,6 +170,12 @@ class SecondLog:
         if not self._committing.silent:
             self._client.close()
 
+    def _read(self, tp: TopicPartition, commit: Commit) -> DoneLog:
+        log = DoneLog.read(commit.offset, commit.metadata)
+        if log.external is not None and log.external.is_newer:
+            raise external_commit(self._group_id, tp, log.external, self._kafka.bootstrap_servers)
+        return log
+
     def _facts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
         """Both commit logs now; in the place of an external commit, what this process knows besides.
 
@@ -178,7 +185,7 @@ class SecondLog:
         for tp, one in facts.items():
             if (external := one.second.external) is None:
                 continue
-            if (seen := self._seen.get(tp)) is None:
+            if (seen := self._seen.get(tp)) is None or external.is_newer:
                 raise external_commit(self._group_id, tp, external, self._kafka.bootstrap_servers)
             known = DoneLog(0, (), seen.reported, seen.origin, seen.target, external)
             facts[tp] = replace(one, second=known)

@@ -49,7 +49,7 @@ def check_second_log(cluster: Cluster, group_id: str, facts: Mapping[TopicPartit
         ForeignCommitError: with group, partition, offset, text and the command that removes the commit.
     """
     for tp, one in facts.items():
-        if one.second.external is not None and one.account is None:
+        if one.second.external is not None and not one.is_rebuilt:
             raise external_commit(group_id, tp, one.second.external, cluster.settings.bootstrap_servers)
 
 
@@ -68,4 +68,4 @@ def with_accounts(
 ) -> dict[TopicPartition, PartitionFacts]:
     """The same facts with these accounts; the second log is rebuilt from them where it was replaced."""
     known = {tp: replace(one, account=accounts.get(tp, Account())) for tp, one in facts.items()}
-    return {tp: one if one.second.external is None else replace(one, second=rebuilt(one)) for tp, one in known.items()}
+    return {tp: replace(one, second=rebuilt(one)) if one.is_rebuilt else one for tp, one in known.items()}

@@ -194,7 +194,7 @@ def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
         origin=facts.origin.start if facts.origin else None,
         reported=facts.reported,
         external=facts.second.external,
-        is_upper_bound=facts.second.external is not None and facts.account is None,
+        is_upper_bound=facts.second.external is not None and not facts.is_rebuilt,
     )
 
 

@@ -35,6 +35,7 @@ def certificate(*args, foreign=(), rows=None, **kwargs):
     return PartitionCertificate(ORDERS, facts(*args, **kwargs), foreign, rows=rows)
 
 
+REPLACED = "an external commit replaced the second commit log (offset 120, metadata '')"
 EXPIRED = "the table's history that would say so was expired"
 ONCE = "every offset from 0 to 120 is in the table once"
 CERTIFIED = {
@@ -69,8 +70,11 @@ CERTIFIED = {
     ),
     "an external commit in the second log": (
         certificate(foreign=(ExternalCommit("second", 120, ""),), second=DoneLog()),
-        f"{ONCE}; an external commit replaced the second commit log (offset 120, metadata ''), which the next run "
-        "rewrites",
+        f"{ONCE}; {REPLACED}, which the next run rewrites",
+    ),
+    "a newer version's second log": (
+        certificate(foreign=(ExternalCommit("second", 120, "kl3 done"),), second=DoneLog()),
+        f"{ONCE}; a newer version replaced the second commit log (offset 120, metadata 'kl3 done')",
     ),
     "its history was expired": (
         certificate(account=UNKNOWN),
@@ -228,7 +232,21 @@ def test_a_history_is_scanned_as_it_is_decoded(spans):
     assert overlaps([write, write]) == wrote
 
 
-@pytest.mark.parametrize("text", ["orders/a 3:5", "orders/a 3:5-6-7", "orders/a 3:5-", "z:!"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "orders/a 3:5",
+        "orders/a 3:5-6-7",
+        "orders/a 3:5-",
+        "z:!",
+        "their own words",
+        "3:5-6",
+        "orders/a 3:6-5",
+        f"orders/a 3:5-{2**63}",
+        f"orders/a {2**31}:5-6",
+        f"orders/a {'9' * 5_000}:5-6",
+    ],
+)
 def test_a_newer_versions_history_is_not_understood(text):
     """And not guessed at."""
     with pytest.raises(LedgerError, match="does not understand"):

@@ -729,3 +729,17 @@ def test_the_error_names_the_commit_and_the_command_that_removes_it(log, command
     assert "Fix: give the other program its own group_id" in text
     assert f"`kafka-consumer-groups --bootstrap-server broker-1:9092 {command}" in text
     assert len(text) < 1_000
+
+
+@pytest.mark.parametrize("log", ["first", "second"])
+@pytest.mark.parametrize(
+    ("text", "is_newer"),
+    [("kl3 done @0", True), ("kl12 running", True), ("kl2 done 5-4", False), ("kl0 done", False), ("", False)],
+)
+def test_a_newer_versions_commit_is_not_external(log, text, is_newer):
+    """It may have more than any ledger: a downgrade touches nothing."""
+    found = ExternalCommit(log, 120, text)
+    error = str(external_commit("orders-etl", TP, found, "broker-1:9092"))
+    assert found.is_newer is is_newer
+    assert (f"the {log} commit log of group orders-etl has a commit of a newer version" in error) is is_newer
+    assert ("upgrade" in error) is is_newer

@@ -298,9 +298,12 @@ def test_offsets_to_be_processed_again_are_not_done_in_a_rebuilt_log():
     assert log.outstanding(spans((70, 120))) == spans((70, 100))
 
 
-@pytest.mark.parametrize("log", [OURS, DoneLog(), DoneLog(120, origin=BEGUN)])
+NEWER = DoneLog(external=ExternalCommit("second", 120, "kl3 done @0"))
+
+
+@pytest.mark.parametrize("log", [OURS, DoneLog(), DoneLog(120, origin=BEGUN), NEWER])
 def test_a_log_of_this_package_is_not_rebuilt(log):
-    """Nor one that expired."""
+    """Nor one that expired, nor a newer version's, which may have more than the ledger."""
     assert rebuilt(facts(120, mark((70, 120)), account((0, 120)), second=log)) is log
 
 

@@ -260,6 +260,14 @@ def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(
     assert lane.poll() is None
 
 
+def test_a_newer_versions_log_stops_the_lane(opened, broker):
+    """It may have more than the ledger: nothing is written over it."""
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "kl3 done")))
+    with pytest.raises(ForeignCommitError, match="has a commit of a newer version: orders:3, offset 150"):
+        opened()
+    assert broker.written == []
+
+
 def test_an_external_commit_stops_a_lane_without_a_ledger(opened, broker):
     """The error has the command that removes it; nothing was written."""
     broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "")))

@@ -188,6 +188,15 @@ def test_an_external_commit_is_replaced_when_the_log_is_renewed(opened, monkeypa
     assert written == [{AT: (OURS.watermark, OURS.encode())}]
 
 
+@pytest.mark.parametrize("write", [lambda log: log.renew([AT]), lambda log: log.move([AT], "lake.sales.orders")])
+def test_a_newer_versions_log_is_not_written_over(opened, monkeypatch, write):
+    """It may have more than this version has read."""
+    log, broker = opened()
+    monkeypatch.setattr(broker, "commits", lambda *_: {AT: Commit(120, "kl3 done")}, raising=False)
+    with pytest.raises(ForeignCommitError, match="newer version"):
+        write(log)
+
+
 def test_a_moved_table_is_not_written_over_an_external_commit(opened, monkeypatch):
     """It names no table; the next run of either lane writes its own."""
     log, broker = opened()
