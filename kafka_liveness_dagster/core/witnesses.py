@@ -11,7 +11,7 @@ decides what follows is ``core.resume``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
@@ -198,7 +198,7 @@ def rebuilt(facts: PartitionFacts) -> DoneLog:
         return facts.second
     again = (facts.mark.again,) if facts.mark and facts.mark.again else ()
     done = difference(intersection(facts.owed, facts.account.done), again)
-    empty = replace(facts.second, reported=facts.account.reported, origin=facts.origin)
+    empty = DoneLog(reported=facts.account.reported, origin=facts.origin, external=facts.second.external)
     return empty.record(facts.owed, done)
 
 

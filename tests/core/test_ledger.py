@@ -163,8 +163,8 @@ def test_every_text_is_understood_or_a_ledger_error(text):
 
 
 @given(st.none() | st.text() | st.integers(0, 2**70).map(str))
-@example("abc")
-@example("\uff11")
+@example(text="abc")
+@example(text="\uff11")
 def test_every_sum_is_of_a_snapshot_or_a_ledger_error(text):
     """The error names the snapshot that says so, and how to be rid of it."""
     if not text or (text.isascii() and text.isdigit() and int(text) <= MAX_OFFSET):
