@@ -196,6 +196,9 @@ def test_status_names_what_another_program_committed(world, run):
     told = run("status", w.group)
     assert told.exit_code == 0
     assert f"{w.tp}: an external commit replaced the second commit log (offset 5, metadata 'theirs too')" in told.stdout
+    refused = run("forgive", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
+    assert refused.exit_code == 1
+    assert f"the second commit log of group {w.group} has an external commit: {w.tp}, offset 5" in refused.stderr
 
 
 def test_status_marks_owed_data_that_expires(owing, run):
