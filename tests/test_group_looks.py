@@ -10,10 +10,13 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core import health
+from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
+from kafka_liveness_dagster.core.health import Gravity
 from kafka_liveness_dagster.core.membership import Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.processes import Word
@@ -23,10 +26,11 @@ from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
 from kafka_liveness_dagster.runs.tags import FENCED_TAG, PARTITION_TAG, lane_tags
 from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
 from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.observations import group_observations
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 GROUP, CATCH_UP, TOPIC = "orders-etl", "orders-etl.catch-up", "orders"
-AT = TopicPartition(TOPIC, 3)
+AT, ID = TopicPartition(TOPIC, 3), "2Mq71qnKT1ul7FBvra2xew"
 RUN, SECOND_RUN = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
 STARTED, SUCCESS, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 LOG = logging.getLogger(__name__)
@@ -65,7 +69,7 @@ class Cluster:
         return dict.fromkeys(partitions, self.bounds)
 
     def topic_ids(self, topics):
-        return dict.fromkeys(topics, "")
+        return dict.fromkeys(topics, ID)
 
     def group(self, group_id):
         self.when_observed()
@@ -106,6 +110,47 @@ def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster,
     assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:70-100"]
     cluster.logs[CATCH_UP] = Commit(80, "kl1 done 90-100")
     assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:80-90"]
+
+
+def test_a_stray_commit_in_the_second_log_is_reported(cluster, instance):
+    """A consumer with auto-commit in G.catch-up: without a table the pending offsets are an upper bound."""
+    cluster.logs[CATCH_UP] = Commit(120, "")
+    seen = look(cluster, instance)
+    [partition] = seen.snapshot.partitions
+    assert partition.outstanding == (Span(70, 100),)
+    assert (seen.owed, seen.still_owed(["orders:3:70-100"])) == ([], []), "no partition is added, and no run requested"
+    [line] = seen.external
+    assert line.startswith("orders:3: an external commit replaced the second commit log (offset 120, metadata '')")
+    age = health.crash_lag_age(seen.snapshot.partitions, 0.0, (), None)
+    assert (age.gravity, age.sentence) == (Gravity.WARNING, f"cannot tell: {line}")
+
+
+def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
+    """Its ledger knows which pending offsets are done."""
+    origin = Origin(0, ID)
+    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], (Span(70, 100),), origin=origin).encode())
+    cluster.logs[CATCH_UP] = Commit(120, "not ours")
+    table = SimpleNamespace(
+        target="lake.shop.orders",
+        accounts=lambda asked: dict.fromkeys(asked, Account((Span(0, 80),), (Span(90, 95),), 0, ID)),
+    )
+    seen = GroupLook.of(cluster, instance, GROUP, [TOPIC], witness=table)
+    assert [str(one) for one in seen.owed] == ["orders:3:80-90", "orders:3:95-100"]
+    exact = health.exact(seen.snapshot, (), "")
+    assert (exact.gravity, exact.sentence) == (Gravity.WARNING, seen.external[0])
+    [told] = group_observations(GROUP, [TOPIC], seen, ())
+    assert told.metadata["external_commits"] == dg.MetadataValue.md(f"- {seen.external[0]}")
+
+
+@pytest.mark.parametrize("end", [2**63 - 1, 2_000])
+def test_offsets_that_the_log_does_not_have_are_not_pending(cluster, instance, end):
+    """A partition of them would stay missing for ever."""
+    cluster.logs[GROUP] = Commit(100, f"kl1 released {RUN[:8]} 70-80,1000-{end}")
+    seen = look(cluster, instance)
+    assert [str(one) for one in seen.owed] == ["orders:3:70-80"]
+    assert seen.external == [f"orders:3: pending offsets at or above the committed offset are ignored: 1000-{end}"]
+    cluster.logs[GROUP] = Commit(end, f"kl1 released {RUN[:8]} 70-{end}")  # at once above the log end, 120
+    assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:70-120"]
 
 
 # --- requests for the live lane -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertif
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.history import overlaps
-from kafka_liveness_dagster.core.names import check_group_id
+from kafka_liveness_dagster.core.names import check_group_id, listed
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka.answers import both_logs
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from kafka_liveness_dagster.core.commit_log import ExternalCommit
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.answers import Commit
     from kafka_liveness_dagster.spark.comparison import Scope
@@ -63,7 +64,7 @@ class Audit:
         """
         check_group_id(self.group_id)
         commits = self._commits()  # before the table is asked: what is committed was written before that
-        target = self.table or _target(self.group_id, commits.values())
+        target = self.table or _target(self.group_id, commits)
         if target.count(".") < _TABLE_PARTS - 1 and self.table is None:
             return self._of_sink(target, commits, deep=deep)
         from kafka_liveness_dagster.spark.history import history  # noqa: PLC0415 - pyspark only where it is used
@@ -155,7 +156,7 @@ class _Told:
     """What the broker says of one partition, and the metadata that is not ours."""
 
     facts: PartitionFacts
-    foreign: str | None
+    foreign: tuple[ExternalCommit, ...]
 
     @classmethod
     def of(cls, first: Commit | None, second: Commit | None, bounds: tuple[int, int], topic_id: str) -> _Told:
@@ -164,11 +165,18 @@ class _Told:
         return cls(PartitionFacts(committed, mark, *bounds, second=done, topic_id=topic_id), foreign)
 
 
-def _target(group_id: str, commits: Collection[_Told]) -> str:
+def _target(group_id: str, commits: Mapping[TopicPartition, _Told]) -> str:
     """Where the rows go, as the second commit log says."""
-    named = sorted({one.facts.second.target for one in commits if one.facts.second.target})
+    named = sorted({one.facts.second.target for one in commits.values() if one.facts.second.target})
     if len(named) == 1:
         return named[0]
+    replaced = {tp: one.facts.second.external for tp, one in commits.items() if one.facts.second.external}
+    if not named and replaced:
+        raise NothingToAuditError(
+            f"no commit of group {group_id} names the table that its rows go to: external commits replaced the second "
+            f"commit log, {group_id}{CATCH_UP_SUFFIX} ({listed([f'{tp}, {one}' for tp, one in replaced.items()])}). "
+            "Fix: name the table with --table; or start a live run, which rewrites the log of a group with a table"
+        )
     if not named:
         raise NothingToAuditError(
             f"no commit of group {group_id} says where its rows go: it runs without table, with a sink that cannot be "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -79,12 +80,13 @@ def audit(
         cluster = Cluster(reached(bootstrap_servers, command_config))
         with session_at(spark) as session:
             found = Audit(cluster, group, session, topics, table).certificate(deep=deep)
+        told = json.dumps(told_to_programs(found)) if as_json else shown(found)
     except KafkaLivenessError as error:
         raise CannotAskError(str(error)) from error
-    if as_json:
-        click.echo(json.dumps(told_to_programs(found)))
+    if isinstance(told, str):
+        click.echo(told)
     else:
-        Console(highlight=False).print(shown(found), soft_wrap=True)
+        Console(highlight=False).print(told, soft_wrap=True)
     context.exit(0 if found.certified else 1)
 
 
@@ -144,7 +146,8 @@ def _partition_json(p: PartitionCertificate) -> dict[str, Any]:
         "committed": p.facts.committed,
         "log_start": p.facts.log_start,
         "log_end": p.facts.log_end,
-        "foreign_metadata": p.foreign,
+        "foreign_metadata": p.foreign[-1].metadata if p.foreign else None,
+        "external_commits": [asdict(one) for one in p.foreign],
         "ledger_complete": p.facts.account.complete if p.facts.account else None,
         **{name: [list(span) for span in getattr(p, name)] for name in _SPANS},
         "missing_is_forgotten": p.forgotten if p.missing else None,

@@ -21,6 +21,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, intersection,
 from kafka_liveness_dagster.core.partition_keys import is_key, range_of
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
+from kafka_liveness_dagster.kafka.witness import check_second_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +62,7 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
 
     Raises:
         InvalidSettingError: a range is mistyped, is not owed (``NotOwedError``), or is done already; no reason.
+        ForeignCommitError: an external commit replaced the second log, so what is done is unknown.
     """
     check_group_id(group_id)
     if not reason.strip():
@@ -71,6 +73,7 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
     second = SecondLog(kafka, group_id, _CLIENT_ID)
     try:
         facts = cluster.facts(group_id, list(asked))
+        check_second_log(cluster, group_id, facts)
         second.check_owed(asked, facts)
     finally:
         second.close()

@@ -5,12 +5,12 @@ Never joins and never commits. What another program committed is shown as such.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core import commit_log
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.names import check_group_id
@@ -36,11 +36,11 @@ class NoSuchGroupError(InvalidSettingError):
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """One partition: what both logs say, and the metadata that is not ours, None where all of it is."""
+    """One partition: what both logs say, and the commits in them that are not ours."""
 
     seen: PartitionSnapshot
     second: DoneLog
-    foreign: str | None
+    foreign: tuple[ExternalCommit, ...]
 
     @property
     def committed(self) -> int | None:
@@ -65,7 +65,8 @@ class PartitionStatus:
                 "run": mark.run if mark else None,
             },
             "second_log": {"watermark": self.second.watermark, "done_above": [list(s) for s in self.second.done]},
-            "foreign_metadata": self.foreign,
+            "foreign_metadata": self.foreign[-1].metadata if self.foreign else None,
+            "external_commits": [asdict(one) for one in self.foreign],
             "lag": seen.lag,
             "committed": self.committed,
             "owed_offsets": seen.owed,
@@ -185,8 +186,17 @@ def _partition(
     tp: TopicPartition, first: Commit | None, second: Commit | None, bounds: tuple[int, int]
 ) -> PartitionStatus:
     mark, log, foreign = both_logs(first, second)
-    outstanding = log.outstanding(mark.owed) if mark else ()
-    seen = PartitionSnapshot(tp, first.offset if first else None, mark, bounds[1], outstanding, log_start=bounds[0])
+    facts = PartitionFacts(first.offset if first else None, mark, *bounds, log)
+    seen = PartitionSnapshot(
+        tp,
+        facts.committed,
+        mark,
+        facts.log_end,
+        log.outstanding(facts.owed),
+        log_start=facts.log_start,
+        external=log.external,
+        is_upper_bound=log.external is not None,
+    )
     return PartitionStatus(seen, log, foreign)
 
 

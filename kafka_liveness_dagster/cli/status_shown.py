@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kafka_liveness_dagster.core.commit_log import Mark
-from kafka_liveness_dagster.core.membership import Expiry
+from kafka_liveness_dagster.core.membership import Expiry, ignored, replaced_logs
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 
@@ -35,11 +35,14 @@ def show(found: GroupStatus) -> Group:
     numbers = found.as_json()
     words = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets owed, members: {len(found.members)}"
     title = Text(f"group {found.group_id}: {words}", "bold")
-    warnings = [
-        Text(f"{p.seen.topic_partition}: not this package's metadata: {p.foreign[:80]!r}", "yellow")
+    first = [
+        f"{p.seen.topic_partition}: not this package's metadata: {one.metadata[:80]!r}"
         for p in found.partitions
-        if p.foreign is not None
+        for one in p.foreign
+        if one.log == "first"
     ]
+    seen = [p.seen for p in found.partitions]
+    warnings = [Text(line, "yellow") for line in (*first, *replaced_logs(seen), *ignored(seen))]
     held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.held]
     return Group(title, _partitions_table(found), *warnings, *held, *([_members_table(found)] if found.members else []))
 
@@ -98,7 +101,7 @@ def _partitions_table(found: GroupStatus) -> _Rows:
             str(seen.topic_partition),
             f"{seen.log_start}-{seen.log_end}",
             _or_none(seen.committed),
-            f"{mark.mark.value} {mark.run}" if mark else ("none" if p.foreign is None else "foreign"),
+            f"{mark.mark.value} {mark.run}" if mark else _without_mark(p),
             f"{seen.lag:,}",
             _owed(p),
             listed(p.second.done),
@@ -115,6 +118,10 @@ def _members_table(found: GroupStatus) -> _Rows:
         runs = " ".join(m.runs) or "not ours"
         table.add(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
     return table
+
+
+def _without_mark(p: PartitionStatus) -> str:
+    return "foreign" if any(one.log == "first" for one in p.foreign) else "none"
 
 
 def _owed(p: PartitionStatus) -> Text:

@@ -24,6 +24,7 @@ from kafka_liveness_dagster.core.witnesses import PartitionFacts, TopicRecreated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from kafka_liveness_dagster.core.commit_log import ExternalCommit
     from kafka_liveness_dagster.core.history import Write
 
 
@@ -33,7 +34,7 @@ class PartitionCertificate:
 
     Attributes:
         facts: what the witnesses say; without an account where there is no table to ask.
-        foreign: metadata of a commit that is not ours.
+        foreign: commits in both logs that are not ours.
         overlaps: offsets that more than one snapshot wrote.
         rows: what the rows say; None where they were not looked at.
         group_id: the group that is audited; empty where only its commits are known.
@@ -41,7 +42,7 @@ class PartitionCertificate:
 
     at: TopicPartition
     facts: PartitionFacts
-    foreign: str | None = None
+    foreign: tuple[ExternalCommit, ...] = ()
     overlaps: tuple[Span, ...] = ()
     rows: RowFindings | None = None
     group_id: str = ""
@@ -183,8 +184,13 @@ class PartitionCertificate:
         return f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run owes them again"
 
     def _notes(self) -> Iterator[str]:
-        if self.foreign is not None:
-            yield f"another program's metadata is committed: {self.foreign[:80]!r}"
+        for one in self.foreign:
+            if one.log == "first":
+                yield f"another program's metadata is committed: {one.metadata[:80]!r}"
+            else:
+                by = "a newer version" if one.is_newer else "an external commit"
+                rewritten = "" if one.is_newer or self.facts.account is None else ", which the next run rewrites"
+                yield f"{by} replaced the second commit log ({one}){rewritten}"
         if self.by_word and self.facts.account is not None:
             sentence = "the table's history that would say so was expired"
             yield f"{texts(self.by_word)} by the commit logs' word alone: {sentence}"

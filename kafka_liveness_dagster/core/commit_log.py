@@ -19,10 +19,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import Span, difference, union
+from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from kafka_liveness_dagster.core.offsets import TopicPartition
 
 MAX_METADATA_BYTES = 4_095  # one below the broker's offset.metadata.max.bytes
 CATCH_UP_SUFFIX = ".catch-up"
@@ -38,9 +40,34 @@ _DONE = (
     re.compile(f"kl2 done {_ORIGIN}(?: (?P<done>[0-9,-]*))?(?: told (?P<told>[0-9,-]+))?(?: in (?P<target>[^ ]+))?"),
 )
 
+_NEWER = re.compile("kl(?:[3-9]|[1-9][0-9]+) ")
+
 
 class ForeignCommitError(KafkaLivenessError):
     """The committed metadata is another program's, or a newer version's; it is not touched."""
+
+
+@dataclass(frozen=True)
+class ExternalCommit:
+    """A commit in one of the two logs with metadata that this package does not write.
+
+    Attributes:
+        log: "first" or "second".
+        offset: the committed offset.
+        metadata: the committed text; empty for kcat and for ``kafka-consumer-groups --reset-offsets``.
+    """
+
+    log: str
+    offset: int
+    metadata: str
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a newer version of this package wrote it, which may know more than the ledger does."""
+        return _NEWER.match(self.metadata) is not None
+
+    def __str__(self) -> str:
+        return f"offset {self.offset}, metadata {_shown(self.metadata)}"
 
 
 class Mark(Enum):
@@ -111,7 +138,7 @@ class LiveMark:
             return None
         found = _read(_LIVE, metadata)
         again, owed = (_decode_spans(found.get(name), metadata) for name in ("again", "owed"))
-        return cls(Mark(found["mark"]), found["run"], owed, next(iter(again), None), _origin(found))
+        return cls(Mark(found["mark"]), found["run"], owed, next(iter(again), None), _origin(found, metadata))
 
 
 @dataclass(frozen=True)
@@ -122,6 +149,7 @@ class DoneLog:
         reported: offsets that are accounted for without having been processed: forgiven, or lost and reported.
         origin: whose offsets these are; None in what version 0.1.0 wrote.
         target: where the rows go that the group answers for; None where nobody can be asked what is there.
+        external: the commit of another client that replaced this log. The log counts as empty then.
     """
 
     watermark: int = 0
@@ -129,6 +157,7 @@ class DoneLog:
     reported: tuple[Span, ...] = ()
     origin: Origin | None = field(default=None, compare=False)
     target: str | None = field(default=None, compare=False)
+    external: ExternalCommit | None = field(default=None, compare=False)
 
     def outstanding(self, owed: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of ``owed`` is still to be done."""
@@ -193,7 +222,19 @@ class DoneLog:
             return cls()
         found = _read(_DONE, metadata)
         done, reported = (_decode_spans(found.get(name), metadata) for name in ("done", "told"))
-        return cls(offset, done, reported, _origin(found), found.get("target"))
+        return cls(offset, done, reported, _origin(found, metadata), found.get("target"))
+
+    @classmethod
+    def read(cls, offset: int | None, metadata: str) -> DoneLog:
+        """Read a second-log commit of any client; an external commit marks no offset as done.
+
+        >>> DoneLog.read(120, "").external
+        ExternalCommit(log='second', offset=120, metadata='')
+        """
+        try:
+            return cls.decode(offset, metadata)
+        except ForeignCommitError:
+            return cls(external=ExternalCommit("second", offset or 0, metadata))
 
 
 def committed(first: int | None, owed: tuple[Span, ...]) -> int | None:
@@ -224,8 +265,13 @@ def _read(versions: Iterable[re.Pattern[str]], metadata: str) -> dict[str, str]:
     return {name: part for name, part in found.groupdict().items() if part is not None}
 
 
-def _origin(found: Mapping[str, str]) -> Origin | None:
-    return Origin(int(found["start"]), found["topic_id"]) if "start" in found else None
+def _origin(found: Mapping[str, str], metadata: str) -> Origin | None:
+    if "start" not in found:
+        return None
+    start = int(found["start"])
+    if start > MAX_OFFSET:
+        raise _foreign(metadata)
+    return Origin(start, found["topic_id"])
 
 
 def _decode_spans(text: str | None, metadata: str) -> tuple[Span, ...]:
@@ -234,14 +280,42 @@ def _decode_spans(text: str | None, metadata: str) -> tuple[Span, ...]:
         spans = tuple(Span(int(start), int(end)) for start, end in pairs)
     except ValueError as error:
         raise _foreign(metadata) from error
-    if union(spans) != spans:
+    if union(spans) != spans or (spans and spans[-1].end > MAX_OFFSET):
         raise _foreign(metadata)
     return spans
 
 
-def _foreign(metadata: str) -> ForeignCommitError:
-    shown = metadata if len(metadata) <= 80 else f"{metadata[:80]}…"  # noqa: PLR2004 - a line of a terminal
+def external_commit(group_id: str, tp: TopicPartition, found: ExternalCommit, servers: str) -> ForeignCommitError:
+    """Return the error for an external commit that stops both lanes, with the command that removes it."""
+    if found.is_newer:
+        return ForeignCommitError(
+            f"the {found.log} commit log of group {group_id} has a commit of a newer version: {tp}, {found}. Nothing "
+            "was joined, written or committed. Fix: upgrade kafka-liveness-dagster"
+        )
+    command = f"kafka-consumer-groups --bootstrap-server {servers} --topic {tp}"
+    if found.log == "first":
+        return ForeignCommitError(
+            f"the first commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the list of "
+            "pending offsets. Nothing was joined, written or committed. Fix: give the other program its own group_id; "
+            "then keep the offset and remove the metadata: "
+            f"`{command} --group {group_id} --reset-offsets --to-current --execute`. With a table, the next live run "
+            "finds the pending offsets again"
+        )
     return ForeignCommitError(
-        f"the commit metadata {shown!r} is not this package's (kl1 …): another program, or a newer version, commits "
-        "to this group. Give each its own group_id; nothing was joined or committed"
+        f"the second commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the list of "
+        "pending offsets that are done, and there is no ledger here to rebuild it from. Nothing was joined, written or "
+        "committed. Fix: give the other program its own group_id. With a table, start a live run: it rewrites the "
+        f"commit. Without one, delete it: `{command} --group {group_id}{CATCH_UP_SUFFIX} --delete-offsets`; both lanes "
+        f"then go on, and all pending offsets of {tp} are processed again"
+    )
+
+
+def _shown(metadata: str) -> str:
+    return repr(metadata if len(metadata) <= 80 else f"{metadata[:80]}…")  # noqa: PLR2004 - a line of a terminal
+
+
+def _foreign(metadata: str) -> ForeignCommitError:
+    return ForeignCommitError(
+        f"the commit metadata {_shown(metadata)} is not this package's (kl1 …): another program, or a newer version, "
+        "commits to this group. Give each its own group_id; nothing was joined or committed"
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, RunFate, expiry
+from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, RunFate, expiry, replaced_logs
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.processes import Word
@@ -134,6 +134,8 @@ def crash_lag_age(
     """
     owed, ranges = sum(p.owed for p in partitions), sum(len(p.outstanding) for p in partitions)
     numbers: dict[str, int | float | str] = {"owed_offsets": owed, "owed_ranges": ranges}
+    if unsure := replaced_logs(p for p in partitions if p.is_upper_bound):
+        return Verdict(Gravity.WARNING, f"cannot tell: {listed(unsure)}", numbers)
     if not owed:
         return Verdict(Gravity.FINE, "nothing is owed", numbers)
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
@@ -207,6 +209,8 @@ def exact(seen: GroupSnapshot, remembered: Sequence[str], cannot_tell: str) -> V
     if forgotten:
         sentence = f"{listed(forgotten)}: not in the table, and a stranger's commit made the group forget it"
         return Verdict(Gravity.ERROR, f"{sentence}. It is owed again: materialize its partition", numbers)
+    if replaced := replaced_logs(seen.partitions):
+        return Verdict(Gravity.WARNING, listed(replaced), numbers)
     return Verdict(Gravity.FINE, f"every committed offset is in the table or accounted for; {owed:,} are owed", numbers)
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger_text import decode, is_all
+from kafka_liveness_dagster.core.ledger_text import decode_of, is_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -124,10 +124,10 @@ def written_since(snapshots: Mapping[int, Snapshot], current: int | None, before
     new: list[int] = []
     for one in _ancestors(snapshots, current):
         if one == before:
-            return total(decode(snapshots[i].wrote) for i in new)
+            return total(decode_of(i, snapshots[i].wrote) for i in new)
         new.append(one)
     last = snapshots[new[-1]].parent_id if new else current
-    return total(decode(snapshots[i].wrote) for i in new) if last == before else None
+    return total(decode_of(i, snapshots[i].wrote) for i in new) if last == before else None
 
 
 def goes_on(now: Collection[int], known: Collection[int | None]) -> bool:
@@ -172,13 +172,13 @@ def read(snapshots: Mapping[int, Snapshot], found: Lineage) -> Ledger:
     """What the table holds, by the texts of its lineage.
 
     Raises:
-        LedgerError: a newer version wrote one of them.
+        LedgerError: one of them cannot be read.
     """
-    sums = [snapshots[i].had for i in found.summed_up]
-    complete = found.complete and all(map(is_all, sums))
-    had = Ledger(total(map(decode, sums)), complete)
+    sums = [decode_of(i, snapshots[i].had) for i in found.summed_up]
+    complete = found.complete and all(is_all(snapshots[i].had) for i in found.summed_up)
+    had = Ledger(total(sums), complete)
     accounts = dict(had.accounts)
-    for tp, wrote in total(decode(snapshots[i].wrote) for i in reversed(found.path)).items():
+    for tp, wrote in total(decode_of(i, snapshots[i].wrote) for i in reversed(found.path)).items():
         accounts[tp] = had.of(tp) + wrote
     if not found.complete:
         accounts = {tp: replace(one, complete=False) for tp, one in accounts.items()}

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import zlib
 from itertools import groupby
@@ -21,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
+from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,10 +29,14 @@ if TYPE_CHECKING:
 
 LONG = 1_000
 """Characters from which a text is compressed: a snapshot's summary is copied into every later metadata file."""
+MAX_CHARACTERS = 16_000_000
+"""Limit of a decompressed text: 10,000 partitions with 100 ranges each need 13 million. Text of another writer may
+grow a thousandfold: 389 kB became 300 MB."""
 _PACKED = "z:"
 _SPAN, _SIZED = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)"), re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
 _REST_UNKNOWN = "?"
 _TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%,-]+))?")
+_SNAPSHOT_ID = re.compile("[0-9]{1,19}")
 _PARTITION = re.compile(
     r"(?P<partition>[0-9]{1,10})(?P<unknown>\?)?(?:@(?P<start>[0-9]{1,19}))?:(?P<done>[0-9,-]*)(?:!(?P<told>[0-9,-]+))?"
 )
@@ -82,9 +85,11 @@ def decode(text: str) -> dict[TopicPartition, Account]:
         if one is None or not topic:
             raise _not_understood(text)
         start = None if one["start"] is None else int(one["start"])
+        at = TopicPartition(topic, int(one["partition"]))
+        if at in accounts or at.partition > MAX_PARTITION or (start or 0) > MAX_OFFSET:
+            raise _not_understood(text)
         spans = (_spans(one["done"], text), _spans(one["told"], text))
-        account = Account(*spans, start, topic_id, complete=not one["unknown"], groups=groups)
-        accounts[TopicPartition(topic, int(one["partition"]))] = account
+        accounts[at] = Account(*spans, start, topic_id, complete=not one["unknown"], groups=groups)
     return accounts
 
 
@@ -114,15 +119,18 @@ def unpacked(text: str) -> str:
     """The words of a text, compressed or not.
 
     Raises:
-        LedgerError: a newer version wrote it.
+        LedgerError: a newer version wrote it, or it is longer than ``MAX_CHARACTERS``.
     """
     if not text.startswith(_PACKED):
         return text
     try:
-        sizes = zlib.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True)).decode()
-    except (binascii.Error, zlib.error, UnicodeDecodeError):
+        unpacking = zlib.decompressobj()
+        found = unpacking.decompress(base64.b64decode(text.removeprefix(_PACKED), validate=True), MAX_CHARACTERS)
+        if not unpacking.eof or unpacking.unused_data:  # cut off, too long, or followed by something else
+            raise _not_understood(text)
+        return _SIZED.sub(lambda span: f"{span[1]}-{int(span[1]) + int(span[2])}", found.decode())
+    except (ValueError, zlib.error):  # no base64, no UTF-8, or more digits than Python reads
         raise _not_understood(text) from None
-    return _SIZED.sub(lambda span: f"{span[1]}-{int(span[1]) + int(span[2])}", sizes)
 
 
 def _spans(text: str | None, whole: str) -> tuple[Span, ...]:
@@ -130,9 +138,47 @@ def _spans(text: str | None, whole: str) -> tuple[Span, ...]:
         spans = tuple(Span(*map(int, part.split("-"))) for part in text.split(",")) if text else ()
     except (ValueError, TypeError):
         raise _not_understood(whole) from None
-    if union(spans) != spans:
+    if union(spans) != spans or (spans and spans[-1].end > MAX_OFFSET):
         raise _not_understood(whole)
     return spans
+
+
+def decode_of(snapshot_id: int, text: str) -> dict[TopicPartition, Account]:
+    """Read what a snapshot's summary says, like ``decode``.
+
+    Raises:
+        LedgerError: it cannot be read; with the snapshot.
+    """
+    try:
+        return decode(text)
+    except LedgerError:
+        raise unreadable(snapshot_id, text) from None
+
+
+def since_of(snapshot_id: int, text: str | None) -> int | None:
+    """Return the snapshot whose offsets a summary repeats; None where it repeats none.
+
+    Raises:
+        LedgerError: it is no snapshot id.
+
+    >>> since_of(7, "5"), since_of(7, None)
+    (5, None)
+    """
+    if not text:
+        return None
+    if _SNAPSHOT_ID.fullmatch(text) is None or int(text) > MAX_OFFSET:
+        raise unreadable(snapshot_id, text)
+    return int(text)
+
+
+def unreadable(snapshot_id: int, text: str) -> LedgerError:
+    """Return the error for a snapshot whose summary cannot be read."""
+    return LedgerError(
+        f"snapshot {snapshot_id} says {text[:80]!r}, {len(text):,} characters, which this version does not understand. "
+        "Nothing was written or committed. Fix: upgrade, if a newer version of kafka-liveness-dagster wrote it. If "
+        "another program wrote it, add a newer snapshot to the table and expire this one; its rows stay: `CALL "
+        f"catalog.system.expire_snapshots(table => 'namespace.table', snapshot_ids => ARRAY({snapshot_id}))`"
+    )
 
 
 def _not_understood(text: str) -> LedgerError:

@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_log import ExternalCommit, LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.offsets import Span, difference
 from kafka_liveness_dagster.core.processes import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kafka_liveness_dagster.core.heartbeat import Away
-    from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.core.offsets import TopicPartition
 
 _OLDEST_PARTS = 10
 _FENCED = {
@@ -128,6 +130,8 @@ class PartitionSnapshot:
         missing: what was committed and the table has lost.
         origin: the first offset that the group answers for; None where nobody knows.
         reported: what is accounted for without rows: forgiven, or lost and told.
+        external: the commit of another client that replaced the second log.
+        is_upper_bound: no ledger says what of ``outstanding`` is done since: it is at most that.
     """
 
     topic_partition: TopicPartition
@@ -140,6 +144,8 @@ class PartitionSnapshot:
     missing: tuple[Span, ...] = ()
     origin: int | None = None
     reported: tuple[Span, ...] = ()
+    external: ExternalCommit | None = None
+    is_upper_bound: bool = False
 
     @property
     def lag(self) -> int:
@@ -155,6 +161,40 @@ class PartitionSnapshot:
     def owed(self) -> int:
         """Offsets the live lane jumped over that are not done."""
         return sum(span.size for span in self.outstanding)
+
+
+def replaced_logs(partitions: Iterable[PartitionSnapshot]) -> list[str]:
+    """Return a line for each partition whose second log an external commit replaced, with what repairs it.
+
+    >>> from kafka_liveness_dagster.core.offsets import TopicPartition
+    >>> at, found = TopicPartition("orders", 3), ExternalCommit("second", 120, "")
+    >>> print(*replaced_logs([PartitionSnapshot(at, 120, None, 120, external=found)]))
+    orders:3: an external commit replaced the second commit log (offset 120, metadata ''). The next run of either la...
+    """
+    return [f"{seen.topic_partition}: {_replaced(seen)}" for seen in partitions if seen.external is not None]
+
+
+def _replaced(seen: PartitionSnapshot) -> str:
+    if seen.external is not None and seen.external.is_newer:
+        return f"a newer version wrote the second commit log ({seen.external}). Fix: upgrade kafka-liveness-dagster"
+    sentence = f"an external commit replaced the second commit log ({seen.external})"
+    if not seen.is_upper_bound:
+        return f"{sentence}. The next run of either lane rewrites it from the table's ledger"
+    return (
+        f"{sentence}. Some of the {seen.owed:,} pending offsets may be done. With a table, the next run of either lane "
+        "rewrites the commit. Without one, both lanes refuse to run until it is deleted (ForeignCommitError)"
+    )
+
+
+def ignored(partitions: Iterable[PartitionSnapshot]) -> list[str]:
+    """Return a line for each partition whose first log lists pending offsets that cannot be pending."""
+    found = {seen.topic_partition: (seen.mark.owed if seen.mark else (), seen.committed or 0) for seen in partitions}
+    above = {tp: difference(owed, (Span(0, committed),)) for tp, (owed, committed) in found.items()}
+    return [
+        f"{tp}: pending offsets at or above the committed offset are ignored: {listed(spans)}"
+        for tp, spans in above.items()
+        if spans
+    ]
 
 
 def departures(

@@ -90,8 +90,25 @@ class PartitionFacts:
 
     @property
     def owed(self) -> tuple[Span, ...]:
-        """What the first log says is owed; under a stranger's commit, what the asker remembers of it."""
-        return self.mark.owed if self.mark else self.remembered
+        """What the first log says is owed; under a stranger's commit, what the asker remembers of it.
+
+        Without ``beyond``, which the live lane reads anyway.
+        """
+        if self.mark is None:
+            return self.remembered
+        return difference(self.mark.owed, self.beyond) if self.beyond else self.mark.owed
+
+    @property
+    def beyond(self) -> tuple[Span, ...]:
+        """Pending offsets in the first log at or above its own commit: no live lane skipped them."""
+        owed = self.mark.owed if self.mark else ()
+        return difference(owed, (Span(0, self.committed or 0),)) if owed else ()
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether the ledger takes the place of an external commit in the second log."""
+        external = self.second.external
+        return external is not None and not external.is_newer and self.account is not None
 
     @property
     def outstanding(self) -> tuple[Span, ...]:
@@ -174,6 +191,20 @@ class PartitionFacts:
             return ()
         begun = self.mark.origin or self.second.origin
         return difference((Span(begun.start if begun else 0, self.committed),), self.owed)
+
+
+def rebuilt(facts: PartitionFacts) -> DoneLog:
+    """Return the second log as the table's ledger has it, in the place of an external commit.
+
+    Pending offsets whose rows are in the table are done, unless the group was reset below them. A newer version's log
+    stays as it is.
+    """
+    if not facts.is_rebuilt or facts.account is None:
+        return facts.second
+    again = (facts.mark.again,) if facts.mark and facts.mark.again else ()
+    done = difference(intersection(facts.owed, facts.account.done), again)
+    empty = DoneLog(reported=facts.account.reported, origin=facts.origin, external=facts.second.external)
+    return empty.record(facts.owed, done)
 
 
 def check_identity(tp: TopicPartition, facts: PartitionFacts) -> None:

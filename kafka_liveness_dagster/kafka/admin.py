@@ -13,7 +13,14 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark
+from kafka_liveness_dagster.core.commit_log import (
+    CATCH_UP_SUFFIX,
+    DoneLog,
+    ExternalCommit,
+    ForeignCommitError,
+    LiveMark,
+    external_commit,
+)
 from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
@@ -171,8 +178,10 @@ class Cluster:
     def facts(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
         """Both commit logs, the log bounds and the topic's id of these partitions.
 
+        An external commit in the second log marks no offset as done: see ``DoneLog.external``.
+
         Raises:
-            ForeignCommitError: a commit of the group is not ours.
+            ForeignCommitError: the first log has an external commit with metadata.
         """
         if not partitions:
             return {}
@@ -180,10 +189,20 @@ class Cluster:
         for group in both:
             self.meet(group)
         first, second = (self.commits(group, partitions) for group in both)
+        marks = {tp: self._mark(group_id, tp, commit) for tp, commit in first.items()}
         asked = self._ask_topics({tp.topic for tp in partitions})  # is answered while the bounds are
         bounds = self.log_bounds(partitions)
         ids = self._topic_ids(asked)
-        return {tp: _facts(first.get(tp), second.get(tp), bounds[tp], ids[tp.topic]) for tp in partitions}
+        return {
+            tp: _facts(first.get(tp), marks.get(tp), second.get(tp), bounds[tp], ids[tp.topic]) for tp in partitions
+        }
+
+    def _mark(self, group_id: str, tp: TopicPartition, commit: Commit) -> LiveMark | None:
+        try:
+            return LiveMark.decode(commit.metadata)
+        except ForeignCommitError:
+            found = ExternalCommit("first", commit.offset, commit.metadata)
+            raise external_commit(group_id, tp, found, self.settings.bootstrap_servers) from None
 
     def group(self, group_id: str) -> Group:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
@@ -229,13 +248,15 @@ class Cluster:
         return named
 
 
-def _facts(first: Commit | None, second: Commit | None, bounds: tuple[int, int], topic_id: str) -> PartitionFacts:
+def _facts(
+    first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int], topic_id: str
+) -> PartitionFacts:
     log_start, log_end = bounds
     return PartitionFacts(
         committed=first.offset if first else None,
-        mark=LiveMark.decode(first.metadata) if first else None,
+        mark=mark,
         log_start=log_start,
         log_end=log_end,
-        second=DoneLog.decode(second.offset if second else None, second.metadata if second else ""),
+        second=DoneLog.read(second.offset if second else None, second.metadata if second else ""),
         topic_id=topic_id,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -38,15 +38,17 @@ class Group:
     members: tuple[GroupMember, ...]
 
 
-def both_logs(first: Commit | None, second: Commit | None) -> tuple[LiveMark | None, DoneLog, str | None]:
-    """What both logs say of a partition, and the metadata that is not ours: a look at a group refuses nobody's."""
-    mark, log, foreign = None, DoneLog(), None
-    try:
-        mark = LiveMark.decode(first.metadata) if first else None
-    except ForeignCommitError:
-        foreign = first.metadata if first else None
-    try:
-        log = DoneLog.decode(second.offset, second.metadata) if second else log
-    except ForeignCommitError:
-        foreign = second.metadata if second else None
-    return mark, log, foreign
+def both_logs(
+    first: Commit | None, second: Commit | None
+) -> tuple[LiveMark | None, DoneLog, tuple[ExternalCommit, ...]]:
+    """What both logs say of a partition, and the commits that are not ours: a look at a group refuses nobody's."""
+    mark, external = None, []
+    if first is not None:
+        try:
+            mark = LiveMark.decode(first.metadata)
+        except ForeignCommitError:
+            external.append(ExternalCommit("first", first.offset, first.metadata))
+    log = DoneLog.read(second.offset, second.metadata) if second else DoneLog()
+    if log.external is not None:
+        external.append(log.external)
+    return mark, log, tuple(external)

@@ -21,7 +21,7 @@ from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.proof import Proof
 from kafka_liveness_dagster.kafka.records import RecordReader, Records
-from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
+from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition, warn_of_external
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class CatchUpConsumer:
             facts = self._proof.look()
             self._second.check_owed(self._asked, facts)
             self._again.left(facts)
+            self._rewrite(facts)
         except BaseException:
             self.close()
             raise
@@ -205,6 +206,12 @@ class CatchUpConsumer:
             left = {tp: difference(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}
         again = self._again.left(facts)
         return {tp: union((*spans, *again.get(tp, ()))) for tp, spans in left.items()}, facts
+
+    def _rewrite(self, facts: Facts) -> None:
+        """Write the second logs that were rebuilt; note the others, for the case that a later one has to be."""
+        logs = {tp: one.second for tp, one in facts.items()}
+        self._second.put({tp: (log, self._proof.about(log)) for tp, log in logs.items()})
+        warn_of_external(self._log, self.group_id, {tp: log.external for tp, log in logs.items()})
 
     def _lose(self, expired: list[OffsetRange], facts: Facts) -> None:
         first = expired[0]

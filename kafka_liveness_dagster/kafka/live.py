@@ -15,11 +15,13 @@ from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.fairness import Batch, Wanted, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import TopicRecreatedError, check_log, recreated
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
+from kafka_liveness_dagster.kafka.second_log import warn_of_external
 from kafka_liveness_dagster.kafka.witness import witnessed
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.commit_log import DoneLog
     from kafka_liveness_dagster.core.fairness import Rotation
-    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+    from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.resume import Resumed
     from kafka_liveness_dagster.core.witnesses import PartitionFacts, Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.second_log import SecondLog
 
 _FORGET_SECONDS = 60.0
+BEYOND = (
+    "Ignored pending offsets in the first commit log of group %s, at or above its committed offset, which the live "
+    "lane reads: %s"
+)
 
 
 class LiveLane:
@@ -84,6 +90,7 @@ class LiveLane:
         facts = self._facts(sorted(arrived))
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, self._poison)) for tp in arrived}
         self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
+        self._warn(facts)
         self.member.adopt(
             {
                 tp: Owned(
@@ -179,12 +186,13 @@ class LiveLane:
         now = time.monotonic()
         if now - self._renewed_at >= self._live.renew_seconds:
             self._renewed_at = now
-            self._second().renew(list(self.member.owned))
+            warn_of_external(self._log, self._live.group_id, self._second().renew(list(self.member.owned)))
         if now - self._forgot_at < _FORGET_SECONDS:
             return
         self._forgot_at = now
         owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.owed}
         facts = self._facts(list(owing))
+        self._rewrite(facts)
         for tp, owned in owing.items():
             self._found.debts[tp] = owned.owed = still_owed(_as_owned(facts[tp], owned))
 
@@ -192,9 +200,21 @@ class LiveLane:
     def _witness(self) -> Witness | None:
         return self._live.witness
 
-    def _second_of(self, resumed: Resumed) -> DoneLog:
-        target = resumed.second.target if self._witness is None else self._witness.target
-        return replace(resumed.second, target=target)
+    def _second_of(self, found: Resumed | PartitionFacts) -> DoneLog:
+        target = found.second.target if self._witness is None else self._witness.target
+        return replace(found.second, target=target)
+
+    def _rewrite(self, facts: Mapping[TopicPartition, PartitionFacts]) -> None:
+        """Write the second logs that were rebuilt; the others stay as they are."""
+        if logs := {tp: (one.second, self._second_of(one)) for tp, one in facts.items() if one.second.external}:
+            self._second().put(logs)
+            self._warn(facts)
+
+    def _warn(self, facts: Mapping[TopicPartition, PartitionFacts]) -> None:
+        """Log what other clients have written into both commit logs."""
+        warn_of_external(self._log, self._live.group_id, {tp: one.second.external for tp, one in facts.items()})
+        if beyond := [str(OffsetRange(*tp, *span)) for tp, one in facts.items() for span in one.beyond]:
+            self._log.warning(BEYOND, self._live.group_id, listed(beyond))
 
     def _facts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
         facts = witnessed(self._cluster, self._live.group_id, partitions, self._witness)

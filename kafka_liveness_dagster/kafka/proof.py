@@ -19,11 +19,12 @@ from kafka_liveness_dagster.core.witnesses import (
     recreated,
 )
 from kafka_liveness_dagster.kafka.second_log import by_partition
-from kafka_liveness_dagster.kafka.witness import witnessed
+from kafka_liveness_dagster.kafka.witness import check_second_log, with_accounts, witnessed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kafka_liveness_dagster.core.commit_log import DoneLog
     from kafka_liveness_dagster.core.offsets import Span
     from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.admin import Cluster
@@ -65,6 +66,12 @@ class Proof:
     def known(self) -> Facts:
         """Both commit logs as they are now, and the witness as it was last asked, with what was written since."""
         return self._with_accounts(self._identified(self._cluster.facts(self._group_id, list(self._asked))))
+
+    def about(self, log: DoneLog) -> DoneLog:
+        """The same second log, with the witness as its target if it was rebuilt from that."""
+        if self._witness is None or log.external is None:
+            return log
+        return replace(log, target=self._witness.target)
 
     def check_identity(self, ranges: Iterable[OffsetRange]) -> None:
         """Whether the topics are still those that were looked at first; after a batch was written.
@@ -142,6 +149,7 @@ class Proof:
         return account if account.complete else account + self._accounts.get(tp, Account())
 
     def _with_accounts(self, facts: Facts) -> Facts:
-        if self._witness is None:
-            return facts
-        return {tp: replace(one, account=self._accounts.get(tp, Account())) for tp, one in facts.items()}
+        if self._witness is not None:
+            facts = with_accounts(facts, self._accounts)
+        check_second_log(self._cluster, self._group_id, facts)
+        return facts

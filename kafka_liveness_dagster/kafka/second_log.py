@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Origin
+from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, Origin, external_commit
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import made
@@ -22,13 +23,17 @@ from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from logging import Logger
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from kafka_liveness_dagster.kafka.answers import Commit
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _WRITES = 5
 _SILENT_SECONDS = 30.0
+REWRITTEN = "Rewrote the second commit log of group %s, %d external commits had replaced it: %s"
+"""Logged with the group, the number, and each partition with its offset and metadata."""
 
 
 class NotOwedError(InvalidSettingError):
@@ -51,11 +56,12 @@ class SecondLog:
 
         Raises:
             CommitRefusedError: the record did not last; the ranges stay owed.
+            ForeignCommitError: an external commit replaced the log, and this process has not read it before.
         """
         done = by_partition(ranges)
         for _ in range(_WRITES):
             may_go_on()
-            facts = self._cluster.facts(self._group_id, list(done))
+            facts = self._facts(list(done))
             missing = {tp: spans for tp, spans in done.items() if intersection(facts[tp].outstanding, spans)}
             if not missing:
                 return
@@ -70,7 +76,7 @@ class SecondLog:
             BadRecordError: it cannot; nothing was written.
         """
         done = by_partition(batch.done)
-        for tp, facts in self._cluster.facts(self._group_id, list(done)).items():
+        for tp, facts in self._facts(list(done)).items():
             log = facts.second.record(facts.owed, done[tp])
             log = replace(log, origin=log.origin or facts.origin)
             if DoneLog.decode(log.watermark, log.encode()).done != log.done:
@@ -79,11 +85,13 @@ class SecondLog:
     def put(self, logs: Mapping[TopicPartition, tuple[DoneLog, DoneLog]]) -> None:
         """Write what these logs must say from now on, where it is not what they say: ``{tp: (before, after)}``.
 
+        An external commit is always replaced.
+
         Raises:
             CommitRefusedError: the broker refused.
         """
         self._seen.update({tp: after for tp, (_, after) in logs.items()})
-        changed = {tp: after for tp, (before, after) in logs.items() if _text(before) != _text(after)}
+        changed = {tp: after for tp, (before, after) in logs.items() if _differs(before, after)}
         if changed:
             self._write(changed)
 
@@ -96,12 +104,13 @@ class SecondLog:
 
         Raises:
             CommitRefusedError: the broker refused, or what was told did not last.
+            ForeignCommitError: an external commit replaced the log, and this process has not read it before.
         """
         for _ in range(_WRITES):
             may_go_on()
-            facts = self._cluster.facts(self._group_id, list(reported))
+            facts = self._facts(list(reported))
             logs = {tp: (one.second, _with_reported(one, reported[tp])) for tp, one in facts.items()}
-            if all(_text(before) == _text(after) for before, after in logs.values()):
+            if not any(_differs(before, after) for before, after in logs.values()):
                 return
             self.put(logs)
         raise self._lost_writes("told as lost or forgiven")
@@ -115,22 +124,26 @@ class SecondLog:
             CommitRefusedError: the broker refused.
         """
         found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
-        logs = {tp: DoneLog.decode(commit.offset, commit.metadata) for tp, commit in found.items()}
+        logs = {tp: self._read(tp, commit) for tp, commit in found.items()}
         moved = {tp: log for tp, log in logs.items() if log.target not in {None, target}}
         self.put({tp: (log, replace(log, target=target)) for tp, log in moved.items()})
         return {tp: log.target or "" for tp, log in moved.items()}
 
-    def renew(self, partitions: Sequence[TopicPartition]) -> None:
+    def renew(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, ExternalCommit]:
         """Commit what is there once more: the offsets of a group without members expire.
 
-        What is not there any more is written as it was seen last.
+        What is not there any more, or was replaced, is written as it was seen last.
+
+        Returns:
+            The external commits that had replaced it.
         """
         if not partitions:
-            return
+            return {}
         found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
-        now = {tp: DoneLog.decode(commit.offset, commit.metadata) for tp, commit in found.items()}
-        self._seen.update(now)
+        now = {tp: self._read(tp, commit) for tp, commit in found.items()}
+        self._seen.update({tp: log for tp, log in now.items() if log.external is None})
         self._write({tp: self._seen[tp] for tp in partitions if tp in self._seen})
+        return {tp: log.external for tp, log in now.items() if log.external is not None and tp in self._seen}
 
     def check_owed(
         self, asked: Mapping[TopicPartition, tuple[Span, ...]], facts: Mapping[TopicPartition, PartitionFacts]
@@ -157,6 +170,27 @@ class SecondLog:
         if not self._committing.silent:
             self._client.close()
 
+    def _read(self, tp: TopicPartition, commit: Commit) -> DoneLog:
+        log = DoneLog.read(commit.offset, commit.metadata)
+        if log.external is not None and log.external.is_newer:
+            raise external_commit(self._group_id, tp, log.external, self._kafka.bootstrap_servers)
+        return log
+
+    def _facts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
+        """Both commit logs now; in the place of an external commit, what this process knows besides.
+
+        Offsets that were done are not among it: the owner of the partition may have them pending again since.
+        """
+        facts = self._cluster.facts(self._group_id, partitions)
+        for tp, one in facts.items():
+            if (external := one.second.external) is None:
+                continue
+            if (seen := self._seen.get(tp)) is None or external.is_newer:
+                raise external_commit(self._group_id, tp, external, self._kafka.bootstrap_servers)
+            known = DoneLog(0, (), seen.reported, seen.origin, seen.target, external)
+            facts[tp] = replace(one, second=known)
+        return facts
+
     def _lost_writes(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
             f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_WRITES} writes to other runs: what was "
@@ -178,8 +212,15 @@ def _with_reported(facts: PartitionFacts, reported: tuple[Span, ...]) -> DoneLog
     return replace(recorded, reported=union((*log.reported, *reported)), origin=origin)
 
 
-def _text(log: DoneLog) -> tuple[int, str]:
-    return log.watermark, log.encode()
+def _differs(before: DoneLog, after: DoneLog) -> bool:
+    return before.external is not None or (before.watermark, before.encode()) != (after.watermark, after.encode())
+
+
+def warn_of_external(log: Logger, group_id: str, found: Mapping[TopicPartition, ExternalCommit | None]) -> None:
+    """Log the external commits that were replaced, if there were any."""
+    replaced = [f"{tp}, {external}" for tp, external in found.items() if external is not None]
+    if replaced:
+        log.warning(REWRITTEN, f"{group_id} ({group_id}{CATCH_UP_SUFFIX})", len(replaced), listed(replaced))
 
 
 def no_room(left_out: Iterable[OffsetRange]) -> BadRecordError:

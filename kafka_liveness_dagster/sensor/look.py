@@ -14,8 +14,8 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
-from kafka_liveness_dagster.core.membership import PartitionSnapshot
-from kafka_liveness_dagster.core.offsets import OffsetRange, intersection, union
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, ignored, replaced_logs
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, intersection
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_of_place
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_groups, check_identity, check_target
@@ -114,10 +114,18 @@ class GroupLook:
 
     @property
     def owed(self) -> list[OffsetRange]:
-        """What is owed and not done."""
+        """What is owed and not done; of partitions where that is known."""
         return [
-            OffsetRange(*seen.topic_partition, *span) for seen in self.snapshot.partitions for span in seen.outstanding
+            OffsetRange(*seen.topic_partition, *span)
+            for seen in self.snapshot.partitions
+            for span in seen.outstanding
+            if not seen.is_upper_bound
         ]
+
+    @property
+    def external(self) -> list[str]:
+        """A line for each partition with text of another client in a commit log."""
+        return [*replaced_logs(self.snapshot.partitions), *ignored(self.snapshot.partitions)]
 
     @property
     def owed_now(self) -> int:
@@ -126,7 +134,11 @@ class GroupLook:
 
     def still_owed(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
         """The keys of which something is owed, in their order; with those of paused partitions, or without."""
-        owed = {tp: seen.outstanding for tp, seen in self.partitions.items() if paused or not seen.paused}
+        owed = {
+            tp: seen.outstanding
+            for tp, seen in self.partitions.items()
+            if (paused or not seen.paused) and not seen.is_upper_bound
+        }
         asked = ((key, range_of(key)) for key in keys)
         return [key for key, one in asked if intersection([one.span], owed.get(one.topic_partition, ()))]
 
@@ -163,7 +175,7 @@ def _asked(
 def _facts(
     first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int]
 ) -> PartitionFacts:
-    done = DoneLog.decode(second.offset, second.metadata) if second else DoneLog()
+    done = DoneLog.read(second.offset, second.metadata) if second else DoneLog()
     return PartitionFacts(first.offset if first else None, mark, *bounds, done)
 
 
@@ -177,12 +189,14 @@ def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
         facts.committed,
         facts.mark,
         facts.log_end,
-        union((*facts.outstanding, *forgotten)),
+        intersection((*facts.outstanding, *forgotten), (Span(0, facts.log_end),)),
         log_start=facts.log_start,
         forgotten=forgotten,
         missing=missing if facts.vouched else (),
         origin=facts.origin.start if facts.origin else None,
         reported=facts.reported,
+        external=facts.second.external,
+        is_upper_bound=facts.second.external is not None and not facts.is_rebuilt,
     )
 
 

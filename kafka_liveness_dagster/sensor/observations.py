@@ -78,15 +78,20 @@ def group_observations(
                     group_id, [p for p in seen.partitions if p.topic_partition.topic == topic], len(members), seen.left
                 ),
                 "state": seen.state.value,
-                "events": dg.MetadataValue.md("\n".join(f"- {event}" for event in _all(events)) or "none"),
+                "events": dg.MetadataValue.md(_lines(events) or "none"),
                 **({"windows": windows} if windows else {}),
+                **({"external_commits": dg.MetadataValue.md(_lines(look.external))} if look.external else {}),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
-                **({"failed": dg.MetadataValue.md("\n".join(f"- {what}" for what in _all(failed)))} if failed else {}),
+                **({"failed": dg.MetadataValue.md(_lines(failed))} if failed else {}),
                 **links,
             },
         )
         for topic in topics
     ]
+
+
+def _lines(told: Sequence[object]) -> str:
+    return "\n".join(f"- {one}" for one in _all(told))
 
 
 def crash_lag_observations(

@@ -161,6 +161,8 @@ class _Watch:
         keys = [] if known is None else new_keys(look.owed, known.existing, known.materialized)
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
         observe = bool(events) or is_due or cursor.forgotten != memory.forgotten  # done now: the check may pass again
+        for line in look.external if observe else ():
+            context.log.warning("group %s: %s", self.group_id, line)
         answers, failed = self.answers.to(events, cursor, context.log)
         ghosts = Ghosts(look, memory.absent, now, self.ghost_after_seconds, always=self.fail_ghost_runs)
         has_ended = ghosts.end(instance, f"sensor {self.name} of group {self.group_id}", context.log)

@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.history import Write
 from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
+from kafka_liveness_dagster.core.ledger_text import since_of
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
 from kafka_liveness_dagster.spark.keepers import unreadable
 from kafka_liveness_dagster.spark.line import line_of
@@ -100,7 +101,7 @@ def _back_from(current: int, snapshots: Mapping[int, Snapshot]) -> Iterator[int]
 
 def _snapshot(row: Row) -> Snapshot:
     snapshot_id, parent_id, *_, wrote, since = row
-    return Snapshot(snapshot_id, parent_id, wrote or "", "", int(since) if since else None)
+    return Snapshot(snapshot_id, parent_id, wrote or "", "", since_of(snapshot_id, since))
 
 
 def _write(row: Row) -> Write:

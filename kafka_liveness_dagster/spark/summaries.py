@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 
 from kafka_liveness_dagster.core.ledger import Snapshot
+from kafka_liveness_dagster.core.ledger_text import since_of
 from kafka_liveness_dagster.spark.failed import NOT_FOUND
 
 if TYPE_CHECKING:
@@ -49,6 +50,6 @@ def _found(session: SparkSession, table: IcebergTable, sql: str) -> dict[int, Sn
             return {}
         raise
     return {
-        one: Snapshot(one, parent, wrote or "", had or "", int(since) if since else None)
+        one: Snapshot(one, parent, wrote or "", had or "", since_of(one, since))
         for one, parent, wrote, had, since in rows
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate, texts
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
 from kafka_liveness_dagster.core.history import Write, overlaps
 from kafka_liveness_dagster.core.ledger_text import LedgerError, encode
@@ -31,10 +31,11 @@ def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, 
     return PartitionFacts(committed, mark, log_start, log_end, second, account, topic_id)
 
 
-def certificate(*args, foreign=None, rows=None, **kwargs):
+def certificate(*args, foreign=(), rows=None, **kwargs):
     return PartitionCertificate(ORDERS, facts(*args, **kwargs), foreign, rows=rows)
 
 
+REPLACED = "an external commit replaced the second commit log (offset 120, metadata '')"
 EXPIRED = "the table's history that would say so was expired"
 ONCE = "every offset from 0 to 120 is in the table once"
 CERTIFIED = {
@@ -64,8 +65,16 @@ CERTIFIED = {
     ),
     "a stranger's commit, but the table has it all": (certificate(mark=None), ONCE),
     "another program's metadata, but the table has it all": (
-        certificate(mark=None, foreign="theirs"),
+        certificate(mark=None, foreign=(ExternalCommit("first", 120, "theirs"),)),
         f"{ONCE}; another program's metadata is committed: 'theirs'",
+    ),
+    "an external commit in the second log": (
+        certificate(foreign=(ExternalCommit("second", 120, ""),), second=DoneLog()),
+        f"{ONCE}; {REPLACED}, which the next run rewrites",
+    ),
+    "a newer version's second log": (
+        certificate(foreign=(ExternalCommit("second", 120, "kl3 done"),), second=DoneLog()),
+        f"{ONCE}; a newer version replaced the second commit log (offset 120, metadata 'kl3 done')",
     ),
     "its history was expired": (
         certificate(account=UNKNOWN),
@@ -223,7 +232,21 @@ def test_a_history_is_scanned_as_it_is_decoded(spans):
     assert overlaps([write, write]) == wrote
 
 
-@pytest.mark.parametrize("text", ["orders/a 3:5", "orders/a 3:5-6-7", "orders/a 3:5-", "z:!"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "orders/a 3:5",
+        "orders/a 3:5-6-7",
+        "orders/a 3:5-",
+        "z:!",
+        "their own words",
+        "3:5-6",
+        "orders/a 3:6-5",
+        f"orders/a 3:5-{2**63}",
+        f"orders/a {2**31}:5-6",
+        f"orders/a {'9' * 5_000}:5-6",
+    ],
+)
 def test_a_newer_versions_history_is_not_understood(text):
     """And not guessed at."""
     with pytest.raises(LedgerError, match="does not understand"):

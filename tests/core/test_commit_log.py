@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from kafka_liveness_dagster.core.commit_log import (
     MAX_METADATA_BYTES,
     DoneLog,
+    ExternalCommit,
     ForeignCommitError,
     LiveMark,
     Mark,
     Origin,
     committed,
+    external_commit,
     fits,
     owed_before,
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import NoCommittedOffsetError, Resumed, ResumePolicy, resume
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts, TopicRecreatedError
@@ -656,3 +658,88 @@ def test_a_paused_partition_stays_where_it_is(policy):
     facts = PartitionFacts(140, paused((70, 120)), 0, 190)
     assert facts.is_paused
     assert resume(TP, facts, policy) == Resumed(140, spans((70, 120)), paused=True)
+
+
+# --- text of other clients ------------------------------------------------------------------------------------------
+
+BEYOND_INT64 = [
+    pytest.param("0-999999999999999999999999999999", id="thirty digits"),
+    pytest.param(f"0-{2**63}", id="one above int64"),
+    pytest.param(f"{2**63}-{2**63 + 1}", id="all of it above int64"),
+]
+
+
+@pytest.mark.parametrize("numbers", BEYOND_INT64)
+def test_numbers_beyond_int64_are_no_offsets(numbers):
+    """No broker has them; a range of them would fail every tick of the sensor."""
+    for text in (f"kl1 running {RUN} {numbers}", f"kl2 running {RUN} @0 {numbers}", f"kl2 running {RUN} @{2**63}"):
+        with pytest.raises(ForeignCommitError):
+            LiveMark.decode(text)
+    for text in (f"kl1 done {numbers}", f"kl2 done @0 told {numbers}", f"kl2 done @{2**63}"):
+        with pytest.raises(ForeignCommitError):
+            DoneLog.decode(0, text)
+
+
+NUMBERS = st.integers(0, 2**70).map(str) | st.text("0123456789", min_size=1, max_size=40)
+TEXTS_LIKE_OURS = st.builds(
+    "{} {} {}@{} {}{}".format,
+    st.sampled_from(["kl1", "kl2", "kl3"]),
+    st.sampled_from([f"running {RUN}", "done", f"paused {RUN}"]),
+    st.sampled_from(["", "2Mq71qnKT1ul7FBvra2xew"]),
+    NUMBERS,
+    st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(lambda pairs: ",".join("-".join(p) for p in pairs)),
+    st.sampled_from(["", " again 0-5", f" told 0-{2**64}", " in lake.shop.orders"]),
+)
+
+
+@given(st.integers(0, 2**63 - 1), TEXTS | TEXTS_LIKE_OURS)
+def test_every_text_is_understood_or_external(offset, text):
+    """In either log; what is understood has offsets that a broker can have."""
+    log = DoneLog.read(offset, text)
+    if log.external is not None:
+        assert log == DoneLog(), "an external commit marks no offset as done"
+        assert log.external == ExternalCommit("second", offset, text)
+    try:
+        mark = LiveMark.decode(text)
+    except ForeignCommitError:
+        mark = None
+    found = (*log.done, *log.reported, *(mark.owed if mark else ()))
+    assert all(0 <= span.start < span.end <= MAX_OFFSET for span in found)
+
+
+@pytest.mark.parametrize("text", ["", "kl2 running 0badcafe @0", "modified by me", "kl3 done @0"])
+def test_an_external_commit_marks_no_pending_offset_as_done(text):
+    """An offset with empty metadata too: kcat, or a reset tool over all groups."""
+    assert DoneLog.read(10**9, text).outstanding((Span(70, 120),)) == (Span(70, 120),)
+
+
+@pytest.mark.parametrize(
+    ("log", "command"),
+    [
+        ("first", "--topic orders:3 --group orders-etl --reset-offsets --to-current --execute`"),
+        ("second", "--topic orders:3 --group orders-etl.catch-up --delete-offsets`"),
+    ],
+)
+def test_the_error_names_the_commit_and_the_command_that_removes_it(log, command):
+    """Group, log, partition, offset and text; the text is shortened to a line."""
+    text = str(external_commit("orders-etl", TP, ExternalCommit(log, 120, "x" * 3_000), "broker-1:9092"))
+    assert text.startswith(
+        f"the {log} commit log of group orders-etl has an external commit: orders:3, offset 120, metadata 'xxx"
+    )
+    assert "Fix: give the other program its own group_id" in text
+    assert f"`kafka-consumer-groups --bootstrap-server broker-1:9092 {command}" in text
+    assert len(text) < 1_000
+
+
+@pytest.mark.parametrize("log", ["first", "second"])
+@pytest.mark.parametrize(
+    ("text", "is_newer"),
+    [("kl3 done @0", True), ("kl12 running", True), ("kl2 done 5-4", False), ("kl0 done", False), ("", False)],
+)
+def test_a_newer_versions_commit_is_not_external(log, text, is_newer):
+    """It may have more than any ledger: a downgrade touches nothing."""
+    found = ExternalCommit(log, 120, text)
+    error = str(external_commit("orders-etl", TP, found, "broker-1:9092"))
+    assert found.is_newer is is_newer
+    assert (f"the {log} commit log of group orders-etl has a commit of a newer version" in error) is is_newer
+    assert ("upgrade" in error) is is_newer

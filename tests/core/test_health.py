@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_log import ExternalCommit, LiveMark, Mark
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.core.health import (
     Gravity,
@@ -118,6 +120,8 @@ def test_lag_below(bound, partitions, gravity, says):
     assert ("max_lag" in found.numbers) == (bound is not None)
 
 
+KCAT = ExternalCommit("second", 200, "")
+REPLACED = "orders:0: an external commit replaced the second commit log (offset 200, metadata '')"
 OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(140, 150)))
 
 
@@ -127,6 +131,12 @@ OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(1
         pytest.param([IDLE], 0.0, [], 60.0, FINE, "nothing is owed", id="nothing"),
         pytest.param([OWING], 900.0, [], None, FINE, "60 offsets in 2 ranges are owed, the oldest for 900", id="told"),
         pytest.param([OWING], 60.0, [], 60.0, FINE, "at most 60 s", id="the bound is allowed"),
+        pytest.param([replace(OWING, external=KCAT)], 0.0, [], 60.0, FINE, "at most 60 s", id="rebuilt from the table"),
+        pytest.param(
+            [replace(OWING, external=KCAT, is_upper_bound=True)],
+            *(0.0, [], 60.0, WARNING, f"cannot tell: {REPLACED}. Some of the 60 pending offsets may be done"),
+            id="nothing to rebuild it from",
+        ),
         pytest.param([OWING], 61.0, [], 60.0, WARNING, "for 61 s, longer than 60 s. Materialize", id="too old"),
         pytest.param([OWING], 0.0, ["orders:0:70-120"], 60.0, WARNING, "orders:0:70-120 of 60 owed", id="no partition"),
         pytest.param([OWING], 0.0, ["orders:0:70-120"], None, FINE, "no bound", id="no partition, no bound"),
@@ -173,6 +183,7 @@ def test_retention(at, gravity, says):
     [
         pytest.param(partition(), (), "", FINE, "every committed offset is in the table", id="it is all there"),
         pytest.param(partition(outstanding=(Span(10, 30),)), (), "", FINE, "20 are owed", id="owed is accounted for"),
+        pytest.param(replace(partition(), external=KCAT), (), "", WARNING, REPLACED, id="an external commit"),
         pytest.param(partition(), (), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody to ask"),
         pytest.param(
             partition(missing=(Span(50, 70),)), (), "", ERROR, "the table lacks orders:0:50-70, 20 offsets", id="lost"

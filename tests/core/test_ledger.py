@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.ledger import Snapshot, chain, goes_on, is_set_back, lineage, read, written_since
-from kafka_liveness_dagster.core.ledger_text import LONG, LedgerError, decode, encode
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, union
+from kafka_liveness_dagster.core.ledger_text import LONG, MAX_CHARACTERS, LedgerError, decode, encode, since_of
+from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
 
 TP = TopicPartition("orders", 3)
 ID = "2Mq71qnKT1ul7FBvra2xew"
@@ -126,12 +129,78 @@ def test_what_is_compressed_is_told_by_sizes(start, size):
         pytest.param("orders/x of", id="a word of another version"),
         pytest.param("z:AAAA", id="not compressed by us"),
         pytest.param("z:####", id="not even encoded"),
+        pytest.param(f"orders/x 3@0:0-{2**63}", id="an offset beyond int64"),
+        pytest.param(f"orders/x 3@{2**63}:0-70", id="a start beyond int64"),
+        pytest.param(f"orders/x {2**31}@0:0-70", id="a partition beyond int32"),
+        pytest.param("orders/x 3@0:0-70 3@0:0-10", id="a partition twice"),
     ],
 )
 def test_what_we_did_not_write_is_not_guessed_at(wrong):
     """A newer version's ledger is an error with the remedy."""
     with pytest.raises(LedgerError, match="newer version"):
         decode(wrong)
+
+
+def packed(words):
+    """A compressed text of another writer."""
+    return "z:" + base64.b64encode(zlib.compress(words.encode(), 9)).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(packed("orders/x 3@0:0-70 " + " " * MAX_CHARACTERS), id="longer than any of ours"),
+        pytest.param(packed("orders/x 3@0:0+70")[:-8], id="cut off"),
+        pytest.param("z:" + base64.b64encode(zlib.compress(b"orders/x 3@0:0+70") + b"more").decode(), id="more behind"),
+        pytest.param(packed(f"orders/x 3@0:{'9' * 5_000}+1"), id="more digits than Python reads"),
+        pytest.param("z:" + base64.b64encode(zlib.compress(bytes([255]))).decode(), id="no UTF-8"),
+        pytest.param("z:é", id="no ASCII"),
+    ],
+)
+def test_a_compressed_text_of_another_writer_is_refused(text):
+    """Its length is bounded: 16 kB would become 16 MB, and 389 kB became 300 MB."""
+    with pytest.raises(LedgerError, match="does not understand"):
+        decode(text)
+
+
+NUMBERS = st.integers(0, 2**70).map(str) | st.just("9" * 5_000)
+LIKE_OURS = st.lists(
+    st.builds("{}@{}:{}-{}{}".format, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "!5-6", ",3"])),
+    max_size=3,
+).map(lambda words: " ".join(["orders/x", *words]))
+
+
+@given(st.text() | LIKE_OURS | LIKE_OURS.map(packed) | st.binary().map(lambda b: "z:" + base64.b64encode(b).decode()))
+@example(packed(packed("orders/x 3@0:0-70")))
+def test_every_text_is_understood_or_a_ledger_error(text):
+    """What is understood has partitions and offsets that a broker can have."""
+    try:
+        accounts = decode(text)
+    except LedgerError:
+        return
+    for tp, found in accounts.items():
+        assert tp.partition <= MAX_PARTITION
+        assert all(0 <= span.start < span.end <= MAX_OFFSET for span in (*found.done, *found.reported))
+
+
+@given(st.none() | st.text() | st.integers(0, 2**70).map(str))
+@example(text="abc")
+@example(text="\uff11")
+def test_every_sum_is_of_a_snapshot_or_a_ledger_error(text):
+    """The error names the snapshot that says so, and how to be rid of it."""
+    if not text or (text.isascii() and text.isdigit() and int(text) <= MAX_OFFSET):
+        assert since_of(7, text) == (int(text) if text else None)
+        return
+    with pytest.raises(LedgerError, match=r"snapshot_ids => ARRAY\(7\)") as caught:
+        since_of(7, text)
+    assert str(caught.value).startswith(f"snapshot 7 says {text[:80]!r}, ")
+
+
+def test_a_text_that_is_not_understood_is_named_with_its_snapshot():
+    """Among thousands of snapshots."""
+    snapshots = table(Snapshot(1, None, text((0, 10))), Snapshot(2, 1, "their own words"))
+    with pytest.raises(LedgerError, match=r"^snapshot 2 says 'their own words', 15 characters"):
+        what(snapshots, 2)
 
 
 def test_nothing_says_nothing():

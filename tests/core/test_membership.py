@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_log import ExternalCommit, LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
 from kafka_liveness_dagster.core.membership import (
@@ -14,7 +16,9 @@ from kafka_liveness_dagster.core.membership import (
     RunFate,
     departures,
     expiry,
+    ignored,
     is_due_a_partition,
+    replaced_logs,
 )
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.restarts import restart_delay_seconds, wants_live_run
@@ -168,3 +172,26 @@ def test_the_delay_grows_and_is_bounded():
 def test_who_waits_for_a_partition(partitions, others, is_due):
     """A member without a partition gets one in the next rebalance only if partitions outnumber the others that work."""
     assert is_due_a_partition(partitions, others) is is_due
+
+
+# --- text of other clients ------------------------------------------------------------------------------------------
+
+
+def test_partitions_with_text_of_other_clients_are_named():
+    """Each with what is wrong, and what repairs it; the others are not."""
+    kcat = ExternalCommit("second", 120, "")
+    rebuilt = PartitionSnapshot(P0, 70, None, 120, external=kcat)
+    unsure = PartitionSnapshot(P1, 70, None, 120, (Span(30, 70),), external=kcat, is_upper_bound=True)
+    odd = PartitionSnapshot(P0, 70, LiveMark(Mark.RELEASED, RUN, (Span(30, 40), Span(60, 2**63 - 1))), 120)
+    table, sink = replaced_logs([rebuilt, unsure, odd, snapshot()])
+    assert table == (
+        "orders:0: an external commit replaced the second commit log (offset 120, metadata ''). The next run of either "
+        "lane rewrites it from the table's ledger"
+    )
+    newer = ExternalCommit("second", 120, "kl3 done")
+    [upgrade] = replaced_logs([replace(rebuilt, external=newer, is_upper_bound=True)])
+    assert upgrade.startswith("orders:0: a newer version wrote the second commit log")
+    assert "Some of the 40 pending offsets may be done" in sink
+    assert ignored([unsure, odd]) == [
+        "orders:0: pending offsets at or above the committed offset are ignored: 70-9223372036854775807"
+    ]

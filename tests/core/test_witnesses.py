@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.witnesses import (
     check_groups,
     check_identity,
     check_target,
+    rebuilt,
 )
 
 TP, RUN, ID = TopicPartition("orders", 3), "0badcafe", "2Mq71qnKT1ul7FBvra2xew"
@@ -48,6 +49,7 @@ def facts(committed, last, table, *, second=OURS, log=(0, 120), **more):
     return PartitionFacts(committed, last, *log, second, table, ID, **more)
 
 
+EXTERNAL = DoneLog(external=ExternalCommit("second", 10**6, ""))  # kcat in G.catch-up
 FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
 
 
@@ -299,3 +301,71 @@ def test_rows_of_another_group_are_refused():
     )
     with pytest.raises(OtherGroupError, match=r"that group orders test wrote\. Rows of"):
         check_groups("orders-etl", {TP: replace(theirs, done=())}, "lake.shop.orders")
+
+
+# --- an external commit in the second log ---------------------------------------------------------------------------
+
+
+def test_the_second_log_is_rebuilt_from_the_ledger():
+    """Rows that are there are done; what was written off stays so; the text of the other client does not count."""
+    table = account((0, 70), (90, 100), told=[(100, 110)])
+    log = rebuilt(facts(120, mark((70, 120)), table, second=EXTERNAL))
+    assert log == DoneLog(70, spans((90, 100)), spans((100, 110)))
+    assert (log.origin, log.external) == (BEGUN, EXTERNAL.external)
+
+
+def test_offsets_to_be_processed_again_are_not_done_in_a_rebuilt_log():
+    """The group was reset below them: their rows are in the table, from before."""
+    log = rebuilt(facts(120, mark((70, 120), again=(70, 100)), account((0, 120)), second=EXTERNAL))
+    assert log.outstanding(spans((70, 120))) == spans((70, 100))
+
+
+NEWER = DoneLog(external=ExternalCommit("second", 120, "kl3 done @0"))
+
+
+@pytest.mark.parametrize("log", [OURS, DoneLog(), DoneLog(120, origin=BEGUN), NEWER])
+def test_a_log_of_this_package_is_not_rebuilt(log):
+    """Nor one that expired, nor a newer version's, which may have more than the ledger."""
+    assert rebuilt(facts(120, mark((70, 120)), account((0, 120)), second=log)) is log
+
+
+def test_without_a_ledger_nothing_is_rebuilt():
+    """And nothing is done: the external commit is above all pending offsets."""
+    found = facts(120, mark((70, 120), origin=None), None, second=EXTERNAL)
+    assert (rebuilt(found), found.outstanding) == (EXTERNAL, spans((70, 120)))
+
+
+@given(SPANS, SPANS, SPANS, st.booleans(), st.none() | st.tuples(st.integers(0, 30), st.integers(31, 60)))
+def test_a_rebuilt_log_says_what_the_witnesses_say(pending, done, told, complete, again):
+    """The two logs alone prove no offset done that they and the ledger together do not."""
+    table = account(*done, told=told, complete=complete)
+    before = facts(60, mark(*pending, again=again), table, second=EXTERNAL, log=(0, 60))
+    log = rebuilt(before)
+    after = facts(60, before.mark, table, second=log, log=(0, 60))
+    assert after.outstanding == before.outstanding
+    assert facts(60, before.mark, None, second=log, log=(0, 60)).outstanding == before.outstanding
+    assert difference(before.outstanding, log.outstanding(before.owed)) == ()
+
+
+# --- pending offsets that cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pending", "kept", "ignored"),
+    [
+        pytest.param([(70, 100)], [(70, 100)], [], id="below the commit"),
+        pytest.param([(70, 2**63 - 1)], [(70, 120)], [(120, 2**63 - 1)], id="up to the highest offset there can be"),
+        pytest.param([(1_000, 2_000)], [], [(1_000, 2_000)], id="behind the log end"),
+        pytest.param([], [], [], id="none"),
+    ],
+)
+def test_offsets_at_or_above_the_commit_are_not_pending(pending, kept, ignored):
+    """The live lane comes to them; a partition of what is behind the log end would stay missing for ever."""
+    found = facts(120, mark(*pending), account((0, 70)))
+    assert (found.owed, found.beyond) == (spans(*kept), spans(*ignored))
+    assert intersection(found.outstanding, spans(*ignored)) == ()
+
+
+def test_nobody_skipped_offsets_of_a_partition_without_a_commit():
+    """Pending offsets are below a commit."""
+    assert facts(None, None, account()).beyond == ()

@@ -24,7 +24,10 @@ _LEAVE_OLD = "            before.leave(why)  # who raised the fence may not have
 _PAUSE = "        if partitions:\n            client.pause(partitions)\n"
 _RECORD = "        self._second.record(batch.done, self._watchdog.check)\n"
 _WROTE = "        self._proof.wrote(batch.done)\n"
-_PUT = "        self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})\n"
+_PUT = """\
+        self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
+        self._warn(facts)
+"""
 _ADOPT = """\
         self.member.adopt(
             {

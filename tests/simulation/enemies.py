@@ -75,6 +75,16 @@ def second_log_gone(world: Simulation) -> None:
         after_an_enemy(world)
 
 
+def external_second_log(world: Simulation) -> None:
+    """kcat with auto-commit in the second log, or a reset tool over all groups: at any offset, with any text."""  # noqa: D403
+    p = _some(world)
+    if p.second is not None and not world.is_anew:
+        offset = world.rng.choice((0, p.log_start, p.log_end, p.log_end + 10**6))
+        p.replace_second(offset, world.rng.choice(("", "checkpoint-7", "kl2 running 0badcafe @0")))
+        world.note("second log replaced", p.tp, p.second)
+        after_an_enemy(world)
+
+
 def _commit(world: Simulation, p: SimulatedPartition, commit: tuple[int, str] | None) -> None:
     world.set_back, world.set_back_at = True, clock.now
     p.put_first(commit)

@@ -203,6 +203,11 @@ class SimulatedPartition:
         """The broker's offsets retention: nobody committed to the second log for a week; or somebody deleted it."""
         self.second, self.second_log, self.done, self.changed = None, DoneLog(), 0, True
 
+    def replace_second(self, offset: int, metadata: str) -> None:
+        """Another client writes the second log: nothing is done by it."""
+        self.expire_second()
+        self.second, self.second_log = (offset, metadata), DoneLog.read(offset, metadata)
+
     def lose(self, bits: int) -> None:
         """These offsets are told as lost, which only those may be that the broker has deleted."""
         new = bits & ~self.lost

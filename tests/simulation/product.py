@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
 
-from kafka_liveness_dagster.core import ledger as core_ledger
+from kafka_liveness_dagster.core import ledger_text
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.kafka import (
     admin,
@@ -88,7 +88,7 @@ def _getppid() -> int:
 LOG: Any = Log()
 _OS = SimpleNamespace(getppid=_getppid)
 _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
-_decoded = lru_cache(4_096)(core_ledger.decode)
+_decoded = lru_cache(4_096)(ledger_text.decode)
 _FITS = SimpleNamespace(lacking=(), new=(), wider=())
 _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "time", time) for module in (admin, consumer, first_log, in_flight, iceberg, job, ledger, link, live)),
@@ -118,7 +118,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (iceberg, "count_rows", lambda frame: (frame, frame)),
     (iceberg, "snapshots", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
     (iceberg, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
-    (core_ledger, "decode", _decoded),  # the same texts, again and again
+    (ledger_text, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),
 ]

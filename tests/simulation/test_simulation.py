@@ -7,7 +7,7 @@ import pytest
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.kafka import findings
-from tests.simulation import events
+from tests.simulation import enemies, events
 from tests.simulation.product import simulated
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import clock
@@ -30,6 +30,15 @@ def test_a_history_is_a_function_of_its_seed():
     with simulated():
         once, again = ([str(Simulation(seed).run()) for seed in range(20)] for _ in range(2))
     assert once == again
+
+
+def test_an_external_second_log_costs_work_and_no_data():
+    """Beside all other enemies: the table's ledger takes its place, and every invariant of a history holds."""
+    weights = {**events.WEIGHTS, **enemies.ENEMIES, enemies.external_second_log: 12}
+    with simulated():
+        lives = [Simulation(seed, None, weights, of_rebalances=0).run() for seed in range(150)]
+    happened = [what for life in lives for _, what, *_ in life.history]
+    assert happened.count("second log replaced") > 100
 
 
 def freeze(world):

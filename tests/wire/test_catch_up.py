@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.timeouts import Budget
@@ -35,6 +35,8 @@ class Broker:
         loses: whether another run's write replaces each write to the second log.
         written: ``(offset, metadata)`` of each write to the second log.
     """
+
+    settings = SimpleNamespace(bootstrap_servers="broker-1:9092")
 
     def __init__(self):
         mark = LiveMark(Mark.RUNNING, "0badcafe", (OWED.span,), origin=Origin(0, "T1"))
@@ -231,3 +233,44 @@ def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
     lane._watchdog.fence(FenceReason.RUN_ENDED, lane._watchdog._leave)
     with pytest.raises(FencedError, match="no longer in progress"):
         lane.confirm(batch)
+
+
+def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_look(opened, broker, table, caplog):
+    """From the table: what is there is done, the rest is not, whatever offset the other client committed."""
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "")))
+    table.done = (Span(0, 100),)
+    lane = opened()
+    assert broker.written == [(100, f"kl2 done T1@0 in {TABLE}")]
+    assert "orders-etl.catch-up), 1 external commits had replaced it: orders:3, offset 150, metadata ''" in caplog.text
+    assert lane.poll().ranges == (REST,)
+
+
+def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(opened, broker, table):
+    """What the run knows from the table counts meanwhile."""
+    lane = opened()
+    batch = lane.poll(30)
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "not ours")))
+    lane.commit(batch)
+    assert broker.facts_now.second.outstanding((OWED.span,)) == (REST.span,)
+    assert broker.facts_now.second.target == TABLE
+    rest = lane.poll()
+    assert rest.ranges == (REST,)
+    lane.commit(rest)
+    table.done = (Span(0, 120),)
+    assert lane.poll() is None
+
+
+def test_a_newer_versions_log_stops_the_lane(opened, broker):
+    """It may have more than the ledger: nothing is written over it."""
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "kl3 done")))
+    with pytest.raises(ForeignCommitError, match="has a commit of a newer version: orders:3, offset 150"):
+        opened()
+    assert broker.written == []
+
+
+def test_an_external_commit_stops_a_lane_without_a_ledger(opened, broker):
+    """The error has the command that removes it; nothing was written."""
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "")))
+    with pytest.raises(ForeignCommitError, match=r"--group orders-etl\.catch-up --delete-offsets"):
+        opened(witness=None)
+    assert broker.written == []

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.fairness import Rotation, Wanted
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned, ResumePolicy
@@ -35,6 +35,7 @@ class Steps:
     """
 
     target, sure_seconds = "lake.shop.orders", 3_600.0
+    settings = SimpleNamespace(bootstrap_servers="broker-1:9092")
 
     def __init__(self):
         self.bounds, self.topic_id, self.done = (0, 120), "", []
@@ -201,3 +202,60 @@ def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane
     steps.still_owns, steps.confirm = lambda _: True, pytest.fail
     live.confirm(batch, lambda: None)
     assert steps.owned[AT].position == 120
+
+
+# --- text of other clients ------------------------------------------------------------------------------------------
+
+EXTERNAL = DoneLog(external=ExternalCommit("second", 10**6, ""))
+
+
+def test_an_external_commit_in_the_second_log_is_rewritten(steps, lane, caplog):
+    """From the table, before the first log; a warning names group, log, partition and text."""
+    steps.arrived[AT], steps.second = 1, EXTERNAL
+    lane(ResumePolicy(enable_parallel_rebalance=True)).settle()
+    assert [step for step, _ in steps.done[:2]] == ["second log", "first log"]
+    assert (steps.second.target, steps.second.origin, steps.owned[AT].owed) == (
+        "lake.shop.orders",
+        Origin(0),
+        (Span(70, 120),),
+    )
+    assert steps.second.outstanding((Span(70, 120),)) == (Span(70, 120),)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"][:1]
+    assert warning == (
+        "Rewrote the second commit log of group orders-etl (orders-etl.catch-up), 1 external commits had replaced it: "
+        "orders:3, offset 1000000, metadata ''"
+    )
+
+
+def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkeypatch):
+    """At the next time that done ranges are dropped from the first log."""
+    live = lane()
+    steps.owned[AT] = Owned(120, 120, (Span(70, 120),), origin=Origin(0))
+    steps.second = EXTERNAL
+    monkeypatch.setattr(live, "_forgot_at", float("-inf"))
+    live.forget_done()
+    assert [step for step, _ in steps.done] == ["second log"]
+    assert steps.second.target == "lake.shop.orders"
+
+
+def test_an_external_commit_stops_a_lane_without_a_ledger(steps, lane):
+    """The error has the command that removes it; nothing was written."""
+    steps.arrived[AT], steps.second = 1, EXTERNAL
+    with pytest.raises(ForeignCommitError, match="orders:3, offset 1000000, metadata ''") as caught:
+        lane(has_witness=False).settle()
+    command = "kafka-consumer-groups --bootstrap-server broker-1:9092 --topic orders:3 --group orders-etl.catch-up "
+    assert command + "--delete-offsets" in str(caught.value)
+    assert steps.done == []
+
+
+def test_pending_offsets_that_cannot_be_are_ignored(steps, lane, caplog, monkeypatch):
+    """With a warning; the lane reads them anyway."""
+    mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(1_000, 2**63 - 1),), origin=Origin(0))
+    facts = PartitionFacts(70, mark, *steps.bounds, DoneLog(origin=Origin(0)))
+    monkeypatch.setattr(steps, "facts", lambda _group, partitions: dict.fromkeys(partitions, facts))
+    steps.arrived[AT] = 1
+    lane().settle()
+    assert steps.owned[AT].owed == ()
+    assert (
+        "at or above its committed offset, which the live lane reads: orders:3:1000-9223372036854775807" in caplog.text
+    )

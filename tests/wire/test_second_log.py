@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka import second_log
@@ -125,3 +125,80 @@ def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, si
     monkeypatch.setattr(log, "_client", SimpleNamespace(close=lambda: closed.append(True)))
     log.close()
     assert closed == ([] if silent else [True])
+
+
+# --- an external commit ---------------------------------------------------------------------------------------------
+
+KCAT = ExternalCommit("second", 10**6, "")
+OURS = DoneLog(75, (Span(80, 90),), (Span(70, 75),), Origin(0), "lake.shop.orders")
+
+
+def replaced(log, broker, *, was_read=True):
+    """Commit like kcat in the second log, which this process has read and written before, or has not."""
+    if was_read:
+        log.put({AT: (OURS, OURS)})
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=KCAT))
+
+
+def test_a_record_replaces_an_external_commit(opened):
+    """With what was written off; done islands are not among it, the live lane may have them pending again since."""
+    log, broker = opened()
+    replaced(log, broker)
+    log.record([OffsetRange("orders", 3, 90, 120)])
+    second = broker.facts_now.second
+    assert second == DoneLog(70, (Span(90, 120),), OURS.reported)
+    assert (second.origin, second.target, second.external) == (OURS.origin, OURS.target, None)
+
+
+def test_a_report_replaces_an_external_commit(opened):
+    """Also where the offsets were reported before."""
+    log, broker = opened()
+    replaced(log, broker)
+    log.tell({AT: OURS.reported})
+    assert broker.facts_now.second.reported == OURS.reported
+    assert broker.facts_now.second.external is None
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda log: log.record([OffsetRange("orders", 3, 90, 120)]),
+        lambda log: log.tell({AT: (LOST,)}),
+    ],
+)
+def test_what_was_never_read_is_not_written_over(opened, write):
+    """Of a command, say: the error names the group, the partition, the text, and the command that helps."""
+    log, broker = opened()
+    replaced(log, broker, was_read=False)
+    with pytest.raises(
+        ForeignCommitError, match=r"the second commit log of group orders-etl .* orders:3, offset 1000000"
+    ):
+        write(log)
+    assert broker.facts_now.second.external == KCAT, "nothing was written"
+
+
+def test_an_external_commit_is_replaced_when_the_log_is_renewed(opened, monkeypatch):
+    """By what this process has seen last."""
+    log, broker = opened()
+    replaced(log, broker)
+    written = []
+    monkeypatch.setattr(broker, "commits", lambda *_: {AT: Commit(KCAT.offset, KCAT.metadata)}, raising=False)
+    monkeypatch.setattr(broker, "commit", written.append)
+    assert log.renew([AT]) == {AT: KCAT}
+    assert written == [{AT: (OURS.watermark, OURS.encode())}]
+
+
+@pytest.mark.parametrize("write", [lambda log: log.renew([AT]), lambda log: log.move([AT], "lake.sales.orders")])
+def test_a_newer_versions_log_is_not_written_over(opened, monkeypatch, write):
+    """It may have more than this version has read."""
+    log, broker = opened()
+    monkeypatch.setattr(broker, "commits", lambda *_: {AT: Commit(120, "kl3 done")}, raising=False)
+    with pytest.raises(ForeignCommitError, match="newer version"):
+        write(log)
+
+
+def test_a_moved_table_is_not_written_over_an_external_commit(opened, monkeypatch):
+    """It names no table; the next run of either lane writes its own."""
+    log, broker = opened()
+    monkeypatch.setattr(broker, "commits", lambda *_: {AT: Commit(KCAT.offset, KCAT.metadata)}, raising=False)
+    assert log.move([AT], "lake.sales.orders") == {}

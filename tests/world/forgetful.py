@@ -137,9 +137,10 @@ class Forgetful:
         """A program without any idea of us, in a group that has no member just now: a reset tool, kcat, a console."""
         self._commit(self.group + (".catch-up" if of_second_log else ""), offset, metadata)
 
-    def stranger_joins(self):
+    def stranger_joins(self, *, of_second_log=False):
         """A consumer with auto-commit that has the group's partitions for a while."""
-        config = {"bootstrap.servers": self.servers, "group.id": self.group, "auto.offset.reset": "latest"}
+        group = self.group + (".catch-up" if of_second_log else "")
+        config = {"bootstrap.servers": self.servers, "group.id": group, "auto.offset.reset": "latest"}
         consumer = Consumer({**config, "auto.commit.interval.ms": 100, "session.timeout.ms": 6000})
         consumer.subscribe([self.topic])
         try:

@@ -131,6 +131,34 @@ def test_another_programs_metadata_is_no_obstacle(world, audit):
     assert "another program's metadata is committed: 'their own words'" in found["partitions"][0]["sentence"]
 
 
+def test_a_stray_commit_in_the_second_log_is_named(world, audit, refused):
+    """It has replaced the table's name: that is said, and not that the group has no table."""
+    world.owe_70_to_120()
+    world.stranger_joins(of_second_log=True)
+    why = refused(world.group)
+    assert f"external commits replaced the second commit log, {world.group}.catch-up ({world.tp}, offset 120" in why
+    assert "without table" not in why
+    code, found = audit(world, "--table", world.table)
+    [one] = found["partitions"]
+    assert (code, one["owed"], one["external_commits"]) == (
+        0,
+        [[70, 120]],
+        [{"log": "second", "offset": 120, "metadata": ""}],
+    )
+    assert "an external commit replaced the second commit log (offset 120, metadata '')" in one["sentence"]
+
+
+def test_a_summary_of_another_writer_is_named(world, refused):
+    """With its snapshot; by either form of the command, and without a traceback."""
+    world.grow_to(50)
+    assert world.live() is None
+    row = world.spark.sql(f"SELECT '{world.topic}' AS topic, 0 AS partition, 50L AS offset, 'x' AS value")
+    row.writeTo(world.table).option("snapshot-property.kafka-liveness.wrote", "not ours").append()
+    [(snapshot_id,)] = world.sql("SELECT snapshot_id FROM {t}.refs")
+    for words in ([], ["--json"]):
+        assert f"snapshot {snapshot_id} says 'not ours', 8 characters" in refused(world.group, *words)
+
+
 def test_a_dropped_table_is_not_certified(world, audit):
     """With all that was in it, as lost by the table."""
     world.grow_to(50)

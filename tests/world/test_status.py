@@ -122,6 +122,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
         "first_log": {"committed": 120, "mark": "running", "run": mark},
         "second_log": {"watermark": 70, "done_above": [[90, 100]]},
         "foreign_metadata": None,
+        "external_commits": [],
         "lag": 10,
         "committed": 70,
         "owed_offsets": 40,
@@ -189,7 +190,15 @@ def test_status_names_what_another_program_committed(world, run):
     assert f"{w.tp}: not this package's metadata: 'their own words'" in told.stdout
     commit_by_another_program(w, w.group, 10, "")
     commit_by_another_program(w, f"{w.group}.catch-up", 5, "theirs too")
-    assert partition_3(w, run)["foreign_metadata"] == "theirs too"
+    found = partition_3(w, run)
+    assert found["foreign_metadata"] == "theirs too"
+    assert found["external_commits"] == [{"log": "second", "offset": 5, "metadata": "theirs too"}]
+    told = run("status", w.group)
+    assert told.exit_code == 0
+    assert f"{w.tp}: an external commit replaced the second commit log (offset 5, metadata 'theirs too')" in told.stdout
+    refused = run("forgive", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
+    assert refused.exit_code == 1
+    assert f"the second commit log of group {w.group} has an external commit: {w.tp}, offset 5" in refused.stderr
 
 
 def test_status_marks_owed_data_that_expires(owing, run):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.accounts import Account
+from kafka_liveness_dagster.core.ledger_text import LedgerError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import RowsMissingError
 from kafka_liveness_dagster.sensor import table_look
@@ -46,6 +47,32 @@ def expire(spark, table, snapshots):
     ids = ", ".join(map(str, snapshots))
     arguments = f"table => '{name}', snapshot_ids => ARRAY({ids})"
     spark.sql(f"CALL {catalog}.system.expire_snapshots({arguments})").collect()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("wrote", "not ours"), ("had", "orders/x 0@0:0-99999999999999999999"), ("since", "abc")],
+)
+def test_a_summary_of_another_writer_is_named_and_can_be_removed(spark, table, key, value):
+    """The snapshot is named; a newer one and an expiry bring the ledger back, and no row goes."""
+    lane = TableLedger(IcebergTable(table), lambda: spark)
+    first = put(spark, lane, 0, 10)
+    row = spark.sql("SELECT 'orders' AS topic, 0 AS partition, 10L AS offset")
+    text = {"since": str(first)} if key == "had" else {}
+    writer = row.writeTo(table)
+    for name, said in {**text, key: value}.items():
+        writer = writer.option(f"snapshot-property.kafka-liveness.{name}", said)
+    writer.append()
+    theirs = IcebergTable(table).snapshot_id(spark)
+    anew = TableLedger(IcebergTable(table), lambda: spark)
+    with pytest.raises(LedgerError, match=rf"^snapshot {theirs} says .* snapshot_ids => ARRAY\({theirs}\)"):
+        anew.accounts([TP])
+    add(spark, table, 11, 12)
+    expire(spark, table, [theirs])
+    assert not anew.accounts([TP])[TP].complete
+    put(spark, anew, 20, 30)
+    assert anew.accounts([TP])[TP].done == (Span(20, 30),)
+    assert spark.table(table).count() == 22
 
 
 def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):

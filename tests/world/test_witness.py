@@ -90,6 +90,66 @@ def test_a_stray_consumer_with_auto_commit_costs_nothing(forgetful):
 
 
 @on_both_protocols
+def test_a_stray_consumer_in_the_second_log_costs_nothing(forgetful):
+    """Both lanes write the log anew from the table; the sensor goes on, and reports what it found."""
+    world = forgetful()
+    world.owe_70_to_120()
+    world.stranger_joins(of_second_log=True)
+    stray = world.second_log()
+    assert (stray.offset, stray.metadata) == (120, ""), "above all pending offsets, and without a word"
+    _, exact = told(world.tick(), "")
+    assert f"{world.topic}:0: an external commit replaced the second commit log (offset 120" in exact.description
+    assert (exact.passed, exact.severity, world.keys()) == (False, dg.AssetCheckSeverity.WARN, [(70, 120)])
+    assert world.catch_up((70, 120)) is None
+    assert world.offsets() == kept(0, 120)
+    done = world.second_log()
+    assert (done.offset, done.metadata.split(" ")[:2]) == (120, ["kl2", "done"])
+    world.stranger_commits(0, "not ours", of_second_log=True)
+    world.grow_to(150)
+    is_exact_once_drained(world, (70, 120))
+    assert world.second_log().metadata.endswith(f" in {world.table}")
+    world.cursor = None
+    assert is_well(world.tick())
+
+
+def test_without_a_ledger_a_stray_commit_is_removed_by_hand(forgetful):
+    """A sink that does not report what it has: the error has the command; no offset is lost by it."""
+    given = []
+    world = forgetful(table=None, sink=lambda replacement: given.extend(replacement.ranges))
+    world.crash_at_70()
+    world.grow_to(120)
+    assert world.live() is None
+    world.stranger_joins(of_second_log=True)
+    for error in (world.live(), world.catch_up((70, 120))):
+        assert isinstance(error, kl.ForeignCommitError), error
+        assert f"has an external commit: {world.tp}, offset 120, metadata ''" in str(error)
+        assert f"--topic {world.tp} --group {world.group}.catch-up --delete-offsets" in str(error)
+    tick = world.tick()
+    assert (tick.dynamic_partitions_requests, tick.run_requests) == ([], []), "neither is known to be of use"
+    world.delete_offsets(of_second_log=True)
+    given.clear()
+    assert world.live() is None
+    assert world.owed() == [(70, 120)]
+    assert world.catch_up((70, 120)) is None
+    assert [str(r.span) for r in given] == ["70-120"]
+
+
+def test_text_of_another_program_in_the_first_log_is_removed_by_hand(forgetful):
+    """The error names it; at the same offset without metadata the table brings pending offsets back."""
+    world = forgetful()
+    world.owe_70_to_120()
+    world.stranger_commits(120, "checkpoint-7")
+    for error in (world.live(), world.catch_up((70, 120))):
+        assert isinstance(error, kl.ForeignCommitError), error
+        assert f"the first commit log of group {world.group} has an external commit: {world.tp}, offset 120" in str(
+            error
+        )
+        assert f"--topic {world.tp} --group {world.group} --reset-offsets --to-current --execute" in str(error)
+    world.stranger_commits(120)
+    is_exact_once_drained(world, (70, 120))
+
+
+@on_both_protocols
 @pytest.mark.parametrize("of_second_log", [False, True], ids=["first log", "second log"])
 def test_the_offsets_of_either_group_may_be_deleted(forgetful, of_second_log):
     """Or expire: what is owed stays owed, and what is done is not owed again."""
