@@ -100,8 +100,20 @@ def test_commit_splits_offsets_into_both_logs(at_work):
     assert w.first_log() == (120, LiveMark(Mark.RUNNING, consumer._link.mark, (Span(70, 120),)))
     assert w.kafka.cluster().commits(w.group, [other])[other].offset == 10
     assert consumer.committed(*other) == 10
-    consumer.commit({w.tp: 120})
-    assert (second_log(w), consumer.owed(w.topic, 3)) == ((120, "kl2 done"), ())
+
+
+def test_the_usual_commit_of_the_position_loses_no_crash_lag(at_work):
+    """commit({tp: position}) right after the jump changes nothing: 70-120 is pending until a lane has read it."""
+    w, consumer = at_work
+    before = both_logs(w)
+    consumer.commit({w.tp: consumer.position(w.topic, 3)})
+    assert (both_logs(w), w.spans(consumer.owed(w.topic, 3))) == (before, [(70, 120)])
+    w.grow_to(150)
+    w.process(consumer, 150)
+    before = both_logs(w)
+    with pytest.raises(CommitRefusedError, match="120 of .*:3 is where the live lane went on behind 70-120"):
+        consumer.commit({w.tp: 120})
+    assert (both_logs(w), w.spans(consumer.owed(w.topic, 3))) == (before, [(70, 120)])
 
 
 def test_commit_counts_each_range_for_itself(crashed):
