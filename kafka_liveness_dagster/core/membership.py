@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.offsets import union
 from kafka_liveness_dagster.core.processes import Word
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.heartbeat import Away
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
 
 _OLDEST_PARTS = 10
 _FENCED = {
@@ -140,6 +142,29 @@ class PartitionSnapshot:
     missing: tuple[Span, ...] = ()
     origin: int | None = None
     reported: tuple[Span, ...] = ()
+
+    @classmethod
+    def of(cls, tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
+        """The snapshot that these facts give."""
+        missing = () if facts.committed is None else facts.missing(facts.committed)
+        forgotten = () if facts.vouched else missing
+        return cls(
+            tp,
+            facts.committed,
+            facts.mark,
+            facts.log_end,
+            union((*facts.outstanding, *forgotten)),
+            log_start=facts.log_start,
+            forgotten=forgotten,
+            missing=missing if facts.vouched else (),
+            origin=facts.origin.start if facts.origin else None,
+            reported=facts.reported,
+        )
+
+    @property
+    def pending(self) -> tuple[Span, ...]:
+        """Offsets below the first log that are not proven done: crash lag, and rows that the table has lost."""
+        return union((*self.outstanding, *self.missing))
 
     @property
     def lag(self) -> int:
