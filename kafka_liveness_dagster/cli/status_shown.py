@@ -38,8 +38,8 @@ def show(found: GroupStatus) -> Group:
     by = f"by the commit logs; for the table: kafka-liveness audit {found.group_id}"
     title = Text(f"group {found.group_id}: {words}", "bold")
     source = Text(f"by both commit logs and {found.table}" if found.table else by, "dim")
-    missing = [OffsetRange(*p.seen.topic_partition, *span) for p in found.partitions for span in p.seen.missing]
-    if missing:
+    seen = [p.seen for p in found.partitions]
+    if missing := [OffsetRange(*one.topic_partition, *span) for one in seen for span in one.missing]:
         lacks = f"{found.table} lacks {listed(missing)}, {sum(r.size for r in missing):,} committed offsets"
         source.append(f"\n{lacks}. Fix: restore the table, or set on_missing_rows='owe'", "red")
     warnings = [
@@ -48,7 +48,8 @@ def show(found: GroupStatus) -> Group:
         if p.foreign is not None
     ]
     held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.held]
-    return Group(title, source, _partitions_table(found), *warnings, *held, *([_members_table(found)] if found.members else []))
+    members = [_members_table(found)] if found.members else []
+    return Group(title, source, _partitions_table(found), *warnings, *held, *members)
 
 
 def watch(look: Callable[[], GroupStatus], seconds: float) -> None:

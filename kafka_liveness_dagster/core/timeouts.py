@@ -88,8 +88,9 @@ class Timeouts:
         if self.protocol == "consumer":
             lower = "consumer.session.timeout.ms of the group on the broker (kafka-configs --entity-type groups)"
         return (
-            f"process timeout was raised from {self.budget} to the session timeout, {self.session_ms / 1000:g} s: a hung "
-            f"batch ends no sooner than a dead process is noticed (KIP-62). Fix: raise max_batch_seconds, or lower {lower}"
+            f"process timeout was raised from {self.budget} to the session timeout, {self.session_ms / 1000:g} s: a "
+            "hung batch ends no sooner than a dead process is noticed (KIP-62). Fix: raise max_batch_seconds, or lower "
+            f"{lower}"
         )
 
     def __str__(self) -> str:

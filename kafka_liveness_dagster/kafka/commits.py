@@ -123,8 +123,8 @@ class Commits:
         owned = self._memberships.owned.get(tp)
         if behind := [span for span in pending if span.start < offset <= span.end]:
             raise CommitRefusedError(
-                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}, {behind[0].size:,} pending "
-                "offsets: it does not show that they were read. Nothing was committed, in either log. Fix: commit the "
+                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not show that "
+                f"these {behind[0].size:,} offsets were read. Nothing was committed, in either log. Fix: commit the "
                 "batches of kafka.catch_up, which record the whole range, or an offset inside of it"
             )
         if owned is None or not owned.committed <= offset <= owned.position:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_log import committed
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, is_due_a_partition
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.kafka import catch_up
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.times import seconds_behind
 from kafka_liveness_dagster.kafka.witness import witnessed
@@ -154,11 +155,13 @@ class GroupView:
         self._hold(TopicPartition(topic, partition), paused=False)
 
     def child_consumer_is_alive(self) -> bool:
-        """Whether a run of the catch-up lane is in progress; without Dagster nobody knows of one: False.
+        """Return whether a catch-up lane of the group is at work: open in this process, or in a Dagster run.
 
-        KIP-333: "a boolean value indicating if the secondary thread created has started or not".
+        KIP-333: "a boolean value indicating if the secondary thread created has started or not". So a run that is
+        queued or starting does not count. Scripts in other processes are not known.
         """
-        return self._link.catch_up_runs(self._settings.group_id) > 0
+        group_id = self._settings.group_id
+        return catch_up.is_open(self._cluster.settings, group_id) or self._link.catch_up_runs(group_id) > 0
 
     def _processed(self, topic: str, partition: int) -> PartitionSnapshot:
         tp, settings = TopicPartition(topic, partition), self._settings

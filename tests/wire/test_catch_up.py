@@ -18,6 +18,7 @@ from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartiti
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.view import GroupView
 
 AT = TopicPartition("orders", 3)
 OWED = OffsetRange("orders", 3, 70, 120)
@@ -231,3 +232,23 @@ def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
     lane._watchdog.fence(FenceReason.RUN_ENDED, lane._watchdog._leave)
     with pytest.raises(FencedError, match="no longer in progress"):
         lane.confirm(batch)
+
+
+@pytest.mark.parametrize(
+    ("servers", "group", "seen"),
+    [
+        pytest.param("127.0.0.1:1", "orders-etl", [False, True, False], id="its group"),
+        pytest.param("127.0.0.2:1,127.0.0.1:1", "orders-etl", [False, True, False], id="by another of the brokers"),
+        pytest.param("127.0.0.1:1", "another", [False] * 3, id="another group"),
+        pytest.param("127.0.0.2:1", "orders-etl", [False] * 3, id="another cluster"),
+    ],
+)
+def test_a_live_consumer_of_this_process_sees_the_open_catch_up_lane(opened, servers, group, seen):
+    """KIP-333, childConsumerIsAlive(): without Dagster, as long as it is open."""
+    cluster, settings = SimpleNamespace(settings=KafkaSettings(servers)), SimpleNamespace(group_id=group)
+    view = GroupView(cluster, settings, None, RunLink("1badcafe", "script", lambda: RunState.IN_PROGRESS))
+    alive = [view.child_consumer_is_alive()]
+    lane = opened()
+    alive.append(view.child_consumer_is_alive())
+    lane.close()
+    assert [*alive, view.child_consumer_is_alive()] == seen
