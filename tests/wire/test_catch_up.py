@@ -10,12 +10,14 @@ import pytest
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
+from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.timeouts import Budget
+from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.kafka import catch_up, second_log
 from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
-from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.link import RunLink
 from kafka_liveness_dagster.kafka.view import GroupView
@@ -252,3 +254,14 @@ def test_a_live_consumer_of_this_process_sees_the_open_catch_up_lane(opened, ser
     alive.append(view.child_consumer_is_alive())
     lane.close()
     assert [*alive, view.child_consumer_is_alive()] == seen
+
+
+def test_a_live_lane_that_closes_leaves_the_catch_up_lane_open(opened):
+    """KIP-333's close() shuts both down; here a live lane that restarts does not interrupt the other."""
+    limits = BrokerLimits(6_000, 1_800_000)
+    timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    lane = opened()
+    with LivenessConsumer(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "orders-etl"), timeouts, LINK):
+        batch = lane.poll()
+    lane.check()
+    assert lane.is_open(batch)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
@@ -74,3 +77,20 @@ def test_beginning_end_and_position_need_no_table():
     seen = view(Table(None))
     assert (seen.beginning_offsets(*AT), seen.end_offsets(*AT), seen.position(*AT)) == (10, 200, 150)
     assert (seen.assignment(), seen.position("orders", 4)) == ((AT,), None)
+
+
+IN_THE_KIP = (
+    "enable.parallel.rebalance", "childConsumerIsAlive()", "poll()", "committed()", "position()", "commitSync()",
+    "commitAsync()", "subscribe()", "assign()", "unsubscribe()", "beginningOffsets()", "endOffsets()",
+    "offsetsForTimes()", "pause()", "resume()", "close()",
+)  # fmt: skip
+NOT_HERE = ("offsets_for_times", "commit_async", "subscribe", "assign", "unsubscribe")
+
+
+def test_the_page_has_each_call_of_the_kip():
+    """Each once, in its first column; what the page says is not here is no method of either lane."""
+    page = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[0] for line in page.partition("## KIP-333")[2].splitlines() if line.startswith("| ")]
+    assert [name for row in rows for name in re.findall(r"`([\w.()]+)`", row)] == list(IN_THE_KIP)
+    both = (kl.LivenessConsumer, kl.CatchUpConsumer)
+    assert [name for name in NOT_HERE if any(hasattr(one, name) for one in both)] == []
