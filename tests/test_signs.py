@@ -22,7 +22,7 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host, signs
 from kafka_liveness_dagster.runs.link import link_of
 from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
-from kafka_liveness_dagster.runs.tags import PROCESS_TAG, sign_of
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags, sign_of
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
 from tests.waiting import wait_for
 
@@ -184,6 +184,34 @@ def test_the_word_of_the_host(instance, child):
     taken_back = SimpleNamespace(dagster_run=SimpleNamespace(status=dg.DagsterRunStatus.QUEUED))
     assert word_of(instance, taken_back, time.time(), away=True) is Word.UNKNOWN, "it will have another process"
     assert word(instance, a_run(instance, STARTING, STARTED)) is Word.UNKNOWN, "it said nothing"
+
+
+def test_a_catch_up_run_is_alive_from_its_start_to_its_end(instance, child):
+    """One that waits, or is starting, has no process yet; one that was killed has none any more."""
+    alive = {}
+
+    def add(status):
+        run = dg.DagsterRun(job_name="any", status=status, tags=lane_tags("g", "catch-up"))
+        return instance.add_run(run).run_id
+
+    def look(context):
+        link = link_of(context)
+        for status in set(dg.DagsterRunStatus) - {dg.DagsterRunStatus.QUEUED}:  # which only a code location's can be
+            run_id = add(status)
+            alive[status] = link.catch_up_runs("g")
+            instance.delete_run(run_id)
+        killed = add(dg.DagsterRunStatus.STARTED)
+        process = host.process(child.pid)
+        instance.add_run_tags(killed, {PROCESS_TAG: Sign(run_mark(killed), 0, process).encode()})
+        alive["here"] = link.catch_up_runs("g")
+        child.kill()
+        child.wait()
+        alive["killed"] = link.catch_up_runs("g")
+        instance.delete_run(killed)
+
+    run_of(instance, look)
+    assert {name for name, runs in alive.items() if runs} == {dg.DagsterRunStatus.STARTED, "here"}
+    assert len(alive) == len(dg.DagsterRunStatus) + 1
 
 
 class Cloud(RunLauncher, ConfigurableClass):

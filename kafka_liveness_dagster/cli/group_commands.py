@@ -34,7 +34,7 @@ _EVERY = Seconds(min=0.2)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @at_bootstrap_servers
 @with_command_config
-@click.option("--table", type=TABLE, help="catalog.namespace.table: ask it too whether the topic was made anew.")
+@click.option("--table", type=TABLE, help="catalog.namespace.table: query it too for what is processed.")
 @at_spark
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, a series for each topic.")
@@ -58,6 +58,9 @@ def status(
     "both lanes" is KIP-333's committed(): every offset before it is processed, in whichever lane. "done above" is
     what the catch-up lane did beyond the first offset still owed. Owed ranges that expired, or lie in the oldest
     tenth of a log that the broker is already deleting, are marked.
+
+    All of it is by the commit logs, which a dropped or rolled back table does not change. With --table the table is
+    queried too, and the rows that it lacks count as not processed. `audit` certifies the table.
 
     Never joins, never commits. Exit code 1 when there is no such group, or its topic was made anew: the broker deletes
     a group's commits with the topic, so with --table the table is asked whose offsets it has.

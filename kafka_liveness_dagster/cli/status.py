@@ -5,7 +5,7 @@ Never joins and never commits. What another program committed is shown as such.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class PartitionStatus:
     @property
     def committed(self) -> int | None:
         """Every offset before it is processed, in whichever lane (KIP-333)."""
-        return commit_log.committed(self.seen.committed, self.seen.outstanding)
+        return commit_log.committed(self.seen.committed, self.seen.pending)
 
     def expiry(self, owed: Span) -> Expiry:
         """How near the broker's retention is to an owed range."""
@@ -74,6 +74,7 @@ class PartitionStatus:
                 {"start": s.start, "end": s.end, "offsets": s.size, "expiry": self.expiry(s).value}
                 for s in seen.outstanding
             ],
+            "missing": [list(s) for s in seen.missing],
         }
 
 
@@ -98,18 +99,24 @@ class MemberStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group at one moment; ``held`` is what waits behind open transactions, which is no lag yet."""
+    """A group at one moment; ``held`` is what waits behind open transactions, which is no lag yet.
+
+    Attributes:
+        table: the table that was queried for what is processed; None where both commit logs decide alone.
+    """
 
     group_id: str
     partitions: tuple[PartitionStatus, ...]
     members: tuple[MemberStatus, ...]
     held: tuple[HeldBack, ...] = ()
+    table: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """One object; offsets are half-open ranges."""
         return {
             "group": self.group_id,
             "catch_up_group": self.group_id + CATCH_UP_SUFFIX,
+            "by": self.table or "commit logs",
             "lag": sum(p.seen.lag for p in self.partitions),
             "owed_offsets": sum(p.seen.owed for p in self.partitions),
             "members": [member.as_json() for member in self.members],
@@ -133,7 +140,8 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: W
         cluster: where it is.
         group_id: the live lane's group.
         topics: only these.
-        witness: the table: a broker deletes a group's commits with their topic, and the table knows whose they were.
+        witness: the table: what of the committed offsets it has, and, since a broker deletes a group's commits with
+            their topic, whose they were.
 
     Raises:
         TopicRecreatedError: what is committed, or in the table, is of a topic of that name that was deleted.
@@ -144,7 +152,7 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: W
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
     first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
-    _check_identity(cluster, first, second, topics, asked if witness else (), witness)
+    facts = _identified(cluster, first, second, topics, asked if witness else (), witness)
     if not (members or first or second):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
@@ -156,48 +164,45 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: W
     named = set(topics) or {tp.topic for tp in chain(first, second, *(member.partitions for member in members))}
     wanted = [tp for tp in asked if tp.topic in named]
     bounds = cluster.log_bounds(wanted)
-    partitions = tuple(_partition(tp, first.get(tp), second.get(tp), bounds[tp]) for tp in wanted)
+    partitions = tuple(_partition(tp, (first.get(tp), second.get(tp)), bounds[tp], facts.get(tp)) for tp in wanted)
     marks = {p.seen.topic_partition: p.seen.mark for p in partitions}
     held = held_back(cluster, group_id, {tp: end for tp, (_, end) in bounds.items()})
-    return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _runs(m, marks)) for m in members), held)
+    by = witness.target if witness else None
+    return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _runs(m, marks)) for m in members), held, by)
 
 
-def _check_identity(  # noqa: PLR0917
+def _identified(  # noqa: PLR0917
     cluster: Cluster,
     first: Mapping[TopicPartition, Commit],
     second: Mapping[TopicPartition, Commit],
     topics: Sequence[str],
     asked: Sequence[TopicPartition],
     witness: Witness | None,
-) -> None:
-    """Whether the topics are still those that the commits, and the table, are of."""
+) -> dict[TopicPartition, PartitionFacts]:
+    """Both commit logs and the table, of topics that are still those that they are of; without the log bounds."""
     known = sorted({*first, *second, *asked})
     ids = cluster.topic_ids({tp.topic for tp in known})
     facts = {}
     for tp in known:
         mark, log, _ = both_logs(first.get(tp), second.get(tp))
-        facts[tp] = PartitionFacts(None, mark, 0, 0, log, topic_id=ids[tp.topic])
-    for tp, one in (believed(facts, witness) if witness else facts).items():
+        committed = first[tp].offset if tp in first else None
+        facts[tp] = PartitionFacts(committed, mark, 0, 0, log, topic_id=ids[tp.topic])
+    found = believed(facts, witness) if witness else facts
+    for tp, one in found.items():
         if not topics or tp.topic in topics:
             check_identity(tp, one)
+    return found
 
 
 def _partition(
-    tp: TopicPartition, first: Commit | None, second: Commit | None, bounds: tuple[int, int]
+    tp: TopicPartition,
+    commits: tuple[Commit | None, Commit | None],
+    bounds: tuple[int, int],
+    facts: PartitionFacts | None,
 ) -> PartitionStatus:
-    mark, log, foreign = both_logs(first, second)
-    facts = PartitionFacts(first.offset if first else None, mark, *bounds, log)
-    seen = PartitionSnapshot(
-        tp,
-        facts.committed,
-        mark,
-        facts.log_end,
-        log.outstanding(facts.owed),
-        log_start=facts.log_start,
-        external=log.external,
-        is_upper_bound=log.external is not None,
-    )
-    return PartitionStatus(seen, log, foreign)
+    _, log, foreign = both_logs(*commits)
+    found = replace(facts or PartitionFacts(None, None, 0, 0), log_start=bounds[0], log_end=bounds[1])
+    return PartitionStatus(PartitionSnapshot.of(tp, found), log, foreign)
 
 
 def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) -> tuple[str, ...]:

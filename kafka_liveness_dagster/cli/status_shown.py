@@ -17,6 +17,7 @@ from rich.text import Text
 from kafka_liveness_dagster.core.commit_log import Mark
 from kafka_liveness_dagster.core.membership import Expiry, ignored, replaced_logs
 from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 
 if TYPE_CHECKING:
@@ -34,17 +35,23 @@ def show(found: GroupStatus) -> Group:
     """The same for a terminal."""
     numbers = found.as_json()
     words = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets owed, members: {len(found.members)}"
+    by = f"by the commit logs; for the table: kafka-liveness audit {found.group_id}"
     title = Text(f"group {found.group_id}: {words}", "bold")
+    source = Text(f"by both commit logs and {found.table}" if found.table else by, "dim")
+    seen = [p.seen for p in found.partitions]
+    if missing := [OffsetRange(*one.topic_partition, *span) for one in seen for span in one.missing]:
+        lacks = f"{found.table} lacks {listed(missing)}, {sum(r.size for r in missing):,} committed offsets"
+        source.append(f"\n{lacks}. Fix: restore the table, or set on_missing_rows='owe'", "red")
     first = [
         f"{p.seen.topic_partition}: not this package's metadata: {one.metadata[:80]!r}"
         for p in found.partitions
         for one in p.foreign
         if one.log == "first"
     ]
-    seen = [p.seen for p in found.partitions]
     warnings = [Text(line, "yellow") for line in (*first, *replaced_logs(seen), *ignored(seen))]
     held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.held]
-    return Group(title, _partitions_table(found), *warnings, *held, *([_members_table(found)] if found.members else []))
+    members = [_members_table(found)] if found.members else []
+    return Group(title, source, _partitions_table(found), *warnings, *held, *members)
 
 
 def watch(look: Callable[[], GroupStatus], seconds: float) -> None:

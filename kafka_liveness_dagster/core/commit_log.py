@@ -22,7 +22,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
@@ -242,10 +242,21 @@ def committed(first: int | None, owed: tuple[Span, ...]) -> int | None:
     return owed[0].start if owed else first
 
 
-def owed_before(offset: int, outstanding: tuple[Span, ...]) -> Span | None:
-    """The owed offsets that a commit of ``offset`` says are done; None when it is the live lane's (KIP-333)."""
-    owing = next((span for span in outstanding if span.start < offset <= span.end), None)
-    return None if owing is None else Span(owing.start, offset)
+def owed_before(offset: int, outstanding: tuple[Span, ...], began: Collection[int] = ()) -> Span | None:
+    """The pending offsets that a commit of ``offset`` records as done (KIP-333); None unless it lies inside a range.
+
+    The end of a pending range is where the live lane went on, so it proves nothing. Pending ranges of two crashes may
+    have grown together: a live lane that began inside of one has read only the offsets from there.
+
+    Args:
+        offset: the committed offset.
+        outstanding: the pending ranges.
+        began: offsets at which the live lane of this process began.
+    """
+    owing = next((span for span in outstanding if span.start < offset < span.end), None)
+    if owing is None or offset in began:
+        return None
+    return Span(max(owing.start, *(start for start in began if start < offset), 0), offset)
 
 
 def fits(owed: tuple[Span, ...], origin: Origin | None = None, again: Span | None = None) -> bool:

@@ -20,7 +20,7 @@ from kafka_liveness_dagster.core.commit_log import ExternalCommit, LiveMark, Mar
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.offsets import Span, difference
+from kafka_liveness_dagster.core.offsets import Span, difference, intersection, union
 from kafka_liveness_dagster.core.processes import Word
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.heartbeat import Away
     from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.witnesses import PartitionFacts
 
 _OLDEST_PARTS = 10
 _FENCED = {
@@ -146,6 +147,31 @@ class PartitionSnapshot:
     reported: tuple[Span, ...] = ()
     external: ExternalCommit | None = None
     is_upper_bound: bool = False
+
+    @classmethod
+    def of(cls, tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
+        """The snapshot that these facts give."""
+        missing = () if facts.committed is None else facts.missing(facts.committed)
+        forgotten = () if facts.vouched else missing
+        return cls(
+            tp,
+            facts.committed,
+            facts.mark,
+            facts.log_end,
+            intersection((*facts.outstanding, *forgotten), (Span(0, facts.log_end),)),
+            log_start=facts.log_start,
+            forgotten=forgotten,
+            missing=missing if facts.vouched else (),
+            origin=facts.origin.start if facts.origin else None,
+            reported=facts.reported,
+            external=facts.second.external,
+            is_upper_bound=facts.second.external is not None and not facts.is_rebuilt,
+        )
+
+    @property
+    def pending(self) -> tuple[Span, ...]:
+        """Offsets below the first log that are not proven done: crash lag, and rows that the table has lost."""
+        return union((*self.outstanding, *self.missing))
 
     @property
     def lag(self) -> int:

@@ -72,9 +72,29 @@ class Timeouts:
         """
         return self.process_ms - self.heartbeat_ms - min(self.process_ms // 10, 2_000)
 
+    @property
+    def _is_raised(self) -> bool:
+        return self.process_ms > round(self.budget.seconds * 1000)
+
+    @property
+    def warning(self) -> str:
+        """Why a batch may take longer than its budget, for the log; empty while the budget is the process timeout.
+
+        A budget that the end of the run has cut is no choice of the user's.
+        """
+        if not self._is_raised or self.budget.capped:
+            return ""
+        lower = "session_timeout_seconds, which the broker's group.min.session.timeout.ms bounds"
+        if self.protocol == "consumer":
+            lower = "consumer.session.timeout.ms of the group on the broker (kafka-configs --entity-type groups)"
+        return (
+            f"process timeout was raised from {self.budget} to the session timeout, {self.session_ms / 1000:g} s: a "
+            "hung batch ends no sooner than a dead process is noticed (KIP-62). Fix: raise max_batch_seconds, or lower "
+            f"{lower}"
+        )
+
     def __str__(self) -> str:
-        raised = self.process_ms > round(self.budget.seconds * 1000)
-        why = f" {self.budget.seconds:g} s, raised to the session timeout" if raised else ""
+        why = f" {self.budget.seconds:g} s, raised to the session timeout" if self._is_raised else ""
         whose = " (the broker's group config)" if self.protocol == "consumer" else ""
         return (
             f"poll interval {self.process_ms / 1000:g} s: {self.budget.source}{why}; session timeout "
@@ -148,7 +168,8 @@ def derive(
 
     A session timeout that nobody set follows a short budget down, never below the broker's minimum.
     With ``group`` (KIP-848; None for the classic protocol) session and heartbeat are the broker's, not the user's.
-    The process timeout is the larger of budget and session timeout, as KIP-62 wants it.
+    The process timeout is the larger of budget and session timeout, as KIP-62 wants it: a shorter budget is raised,
+    and ``Timeouts.warning`` says so.
 
     Raises:
         InvalidSettingError: settings that contradict each other or the broker.
@@ -214,11 +235,6 @@ def _session_ms(budget: Budget, session_seconds: float | None, limits: BrokerLim
             f"session timeout {session_ms:,} ms is outside what the broker allows, {limits.min_session_ms:,} to "
             f"{limits.max_session_ms:,} ms (group.min/max.session.timeout.ms): change session_timeout_seconds "
             "or the broker's limits"
-        )
-    if session_seconds is not None and session_seconds > budget.seconds and not budget.capped:
-        raise InvalidSettingError(
-            f"poll interval {budget} is below the session timeout {session_seconds:g} s: a hung batch would be "
-            "noticed before a dead process. Raise max_batch_seconds or lower session_timeout_seconds"
         )
     return session_ms
 

@@ -6,7 +6,9 @@ watchdog's. Two runs on one range do no harm: writes of the same range replace e
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakSet
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fairness import Batch, Rotation, plan
@@ -34,6 +36,17 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.kafka.proof import Facts
     from kafka_liveness_dagster.kafka.rebalance import Finish
+
+
+_open: WeakSet[CatchUpConsumer] = WeakSet()  # of this process
+_opening = threading.Lock()  # a set that grows while it is read raises
+
+
+def is_open(kafka: KafkaSettings, group_id: str) -> bool:
+    """Return whether this process has a catch-up lane of the group open; clusters that share an address are one."""
+    servers = set(kafka.bootstrap_servers.split(","))
+    with _opening:
+        return any(one.group_id == group_id and not servers.isdisjoint(one.servers) for one in _open)
 
 
 class PausedPartitionError(KafkaLivenessError):
@@ -68,7 +81,7 @@ class CatchUpConsumer:
         on_data_loss: Literal["raise", "skip"] = "raise",
         witness: Witness | None = None,
     ) -> None:
-        self.budget, self.group_id = budget, group_id
+        self.budget, self.group_id, self.servers = budget, group_id, frozenset(kafka.bootstrap_servers.split(","))
         self.quarantined: list[OffsetRange] = []
         self.bad: list[OffsetRange] = []
         self.lost: list[OffsetRange] = []
@@ -104,6 +117,8 @@ class CatchUpConsumer:
             raise
         failpoint(Failpoint.AFTER_JOIN)
         self._watchdog.start()
+        with _opening:
+            _open.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,6 +205,8 @@ class CatchUpConsumer:
 
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
+        with _opening:
+            _open.discard(self)
         self._watchdog.stop()
         self._reader.close()
         self._second.close()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.resume import Owned
     from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.findings import Found
     from kafka_liveness_dagster.kafka.link import RunLink
     from kafka_liveness_dagster.kafka.memberships import Memberships
     from kafka_liveness_dagster.kafka.second_log import SecondLog
@@ -32,6 +33,7 @@ class Commits:
         cluster: where the group is; ``group_id``: its name.
         memberships: by which it commits to the first log.
         rotation: is told whose turn it was in what is committed.
+        found: where the live lane of this consumer began.
         second: the second log, opened when it has to be written.
         link: the run, which is told of its first commit.
     """
@@ -43,11 +45,12 @@ class Commits:
         memberships: Memberships,
         rotation: Rotation,
         *,
+        found: Found,
         second: Callable[[], SecondLog],
         link: RunLink,
     ) -> None:
         self._cluster, self._group_id, self._memberships = cluster, group_id, memberships
-        self._rotation, self._second, self._link = rotation, second, link
+        self._rotation, self._found, self._second, self._link = rotation, found, second, link
         self._fence, self._told_work = memberships.fence, False
 
     def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
@@ -55,14 +58,16 @@ class Commits:
 
         Partitions that were handed over meanwhile are left to their new owner, who processes them again. Plain
         offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the offset lags
-        created by a crash", it goes to the second commit log, the others to the first.
+        created by a crash", it goes to the second commit log, the others to the first. The live lane's own commit
+        changes nothing, though a pending range ends there: it does not show that anyone has read the range.
 
         Returns:
             The partitions that were handed over: nothing of them was committed.
 
         Raises:
             FencedError: this process may not commit any more.
-            CommitRefusedError: the broker refused, or the batch is out of order. Nothing was lost.
+            CommitRefusedError: the broker refused, the batch is out of order, or an offset belongs to neither lane.
+                Nothing was lost.
         """
         self._fence.check()
         if not isinstance(done, Batch):
@@ -100,19 +105,28 @@ class Commits:
             raise no_room(batch.left_out)
 
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
-        facts = self._cluster.facts(self._group_id, list(offsets))
-        owed = {tp: owed_before(offset, facts[tp].outstanding) for tp, offset in offsets.items()}
-        mine = {tp: self._in_hand(tp, offset) for tp, offset in offsets.items() if owed[tp] is None}
+        held = dict(self._memberships.owned)
+        new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
+        facts = self._cluster.facts(self._group_id, list(new))
+        pending = {tp: one.outstanding for tp, one in facts.items()}
+        owed = {tp: owed_before(offset, pending[tp], self._found.began.get(tp, ())) for tp, offset in new.items()}
+        mine = {tp: self._in_hand(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None}
         if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
             self._second().record(caught_up, self._fence.check)
         if not mine:
             return ()
-        spans = {tp: Span(owned.committed, offsets[tp]) for tp, owned in mine.items()}
+        spans = {tp: Span(owned.committed, new[tp]) for tp, owned in mine.items()}
         return self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
 
-    def _in_hand(self, tp: TopicPartition, offset: int) -> Owned:
+    def _in_hand(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> Owned:
         """The ownership that ``offset`` lies in; counted from this member's own commit, which may have skipped data."""
         owned = self._memberships.owned.get(tp)
+        if behind := [span for span in pending if span.start < offset <= span.end]:
+            raise CommitRefusedError(
+                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not show that "
+                f"these {behind[0].size:,} offsets were read. Nothing was committed, in either log. Fix: commit the "
+                "batches of kafka.catch_up, which record the whole range, or an offset inside of it"
+            )
         if owned is None or not owned.committed <= offset <= owned.position:
             raise CommitRefusedError(
                 f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "

@@ -65,7 +65,13 @@ class LivenessConsumer:
         self._memberships = Memberships(self._timer, link, self._join, serves_while_busy=live.serves_while_busy)
         self._fence = self._memberships.fence
         self._commits = Commits(
-            self._cluster, live.group_id, self._memberships, self._rotation, second=self._second_log, link=link
+            self._cluster,
+            live.group_id,
+            self._memberships,
+            self._rotation,
+            found=self._found,
+            second=self._second_log,
+            link=link,
         )
         self._view = GroupView(self._cluster, live, self._memberships, link)
         self._reader = RecordReader(kafka, live.group_id, link.client_id)

@@ -34,6 +34,8 @@ class Found:
         forgotten: what is owed again: the commit that said so was replaced, or the table has lost it.
         debts: what this consumer last wrote down as owed, of each partition it ever had.
         topic_ids: of the topics as it first saw them.
+        began: positions at which its live lane began to read, as far as they matter: the last, and those inside of
+            crash lag.
     """
 
     jumped: list[OffsetRange] = field(default_factory=list)
@@ -41,10 +43,12 @@ class Found:
     forgotten: list[OffsetRange] = field(default_factory=list)
     debts: dict[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
+    began: dict[TopicPartition, frozenset[int]] = field(default_factory=dict)
 
     def tell(self, settled: Mapping[TopicPartition, Resumed], log: Logger) -> None:
         """These partitions were settled."""
         self.debts.update({tp: resumed.owed for tp, resumed in settled.items()})
+        self.began.update({tp: self._began(tp, resumed) for tp, resumed in settled.items()})
         self.lose({tp: resumed.lost for tp, resumed in settled.items()}, log)
         forgotten = _ranges({tp: resumed.forgotten for tp, resumed in settled.items()})
         jumped = _ranges({tp: resumed.crash_lag for tp, resumed in settled.items()})
@@ -64,6 +68,11 @@ class Found:
         self.lost += (lost := _ranges(spans))
         if lost:
             log.error(LOST, listed(lost), sum(found.size for found in lost))
+
+    def _began(self, tp: TopicPartition, resumed: Resumed) -> frozenset[int]:
+        before = self.began.get(tp, ())
+        inside = {start for start in before if any(span.start < start < span.end for span in resumed.owed)}
+        return frozenset({*inside, resumed.position})
 
 
 def _ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[OffsetRange]:

@@ -49,7 +49,7 @@ class RunLink:
         log: where what happens to the consumer is told: the run's own log.
         take_over: which of these places in a group (``group.instance.id``) nobody works in any more: it is this run's
             from then on; None where nobody knows of other runs.
-        catch_up_runs: how many catch-up runs of a group are in progress; 0 where nobody knows.
+        catch_up_runs: how many catch-up runs of a group have started and not ended; 0 where nobody knows.
         tell: takes why this process is out of its group, or after what it is in it again, for others to see; called on
             the watchdog's thread.
         worked: told once, in the thread that commits, that a batch is committed; raises nothing.

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_log import committed
-from kafka_liveness_dagster.core.membership import is_due_a_partition
+from kafka_liveness_dagster.core.membership import PartitionSnapshot, is_due_a_partition
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.kafka import catch_up
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.times import seconds_behind
+from kafka_liveness_dagster.kafka.witness import witnessed
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.witnesses import PartitionFacts
@@ -86,16 +88,22 @@ class GroupView:
         """Every offset before it is processed, in whichever lane; None while nothing is committed.
 
         KIP-333: "any offset before the one returned by KafkaConsumer#committed has also been checkpointed as well".
+        With a ``witness`` the table is queried too; without one, or without its response, both commit logs decide.
+
+        Raises:
+            OtherTableError: the group's commits are about another table.
+            RowsMissingError: the table has lost rows that this process wrote.
         """
-        facts = self._facts(topic, partition)
-        return committed(facts.committed, facts.outstanding)
+        seen = self._processed(topic, partition)
+        return committed(seen.committed, seen.pending)
 
     def owed(self, topic: str, partition: int) -> tuple[OffsetRange, ...]:
-        """The offset ranges the live lane jumped over that no catch-up run has done yet.
+        """The pending offset ranges: crash lag that no catch-up run has done, and rows that the table has lost.
 
-        KIP-333: "we need to remember these two numbers [...] they need to be checkpointed as a token".
+        KIP-333: "we need to remember these two numbers [...] they need to be checkpointed as a token". The sources are
+        those of ``committed``.
         """
-        return tuple(OffsetRange(topic, partition, *span) for span in self._facts(topic, partition).outstanding)
+        return tuple(OffsetRange(topic, partition, *span) for span in self._processed(topic, partition).pending)
 
     def beginning_offsets(self, topic: str, partition: int) -> int:
         """The first offset there is to read for either lane: the log start.
@@ -147,11 +155,17 @@ class GroupView:
         self._hold(TopicPartition(topic, partition), paused=False)
 
     def child_consumer_is_alive(self) -> bool:
-        """Whether a run of the catch-up lane is in progress; without Dagster nobody knows of one: False.
+        """Return whether a catch-up lane of the group is at work: open in this process, or in a Dagster run.
 
-        KIP-333: "a boolean value indicating if the secondary thread created has started or not".
+        KIP-333: "a boolean value indicating if the secondary thread created has started or not". So a run that is
+        queued or starting does not count. Scripts in other processes are not known.
         """
-        return self._link.catch_up_runs(self._settings.group_id) > 0
+        group_id = self._settings.group_id
+        return catch_up.is_open(self._cluster.settings, group_id) or self._link.catch_up_runs(group_id) > 0
+
+    def _processed(self, topic: str, partition: int) -> PartitionSnapshot:
+        tp, settings = TopicPartition(topic, partition), self._settings
+        return PartitionSnapshot.of(tp, witnessed(self._cluster, settings.group_id, [tp], settings.witness)[tp])
 
     def _facts(self, topic: str, partition: int) -> PartitionFacts:
         tp = TopicPartition(topic, partition)

@@ -135,6 +135,8 @@ class KafkaLivenessResource(SecuredKafkaResource):
         timeouts = self._timeouts(budget, group_id, limits)
         self.settings().check(timeouts)
         link = link_of(context, away_seconds=(timeouts.process_ms + timeouts.session_ms) / 1000)
+        if timeouts.warning:
+            link.log.warning("%s", timeouts.warning)
         return LivenessConsumer(self.settings(), replace(live, renew_seconds=limits.renew_seconds), timeouts, link)
 
     @checked(CatchUpSettings)

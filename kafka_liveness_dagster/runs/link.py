@@ -27,11 +27,11 @@ from kafka_liveness_dagster.runs.tags import (
     PROCESS_TAG,
     Context,
     is_step,
+    lane_tags,
     op_of,
     place_tag,
     run_of,
     run_remaining,
-    runs_in_progress,
     sign_of,
     tell,
     worker_process,
@@ -83,7 +83,7 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
         tell=lambda why: _tell_away(context.instance, run, why),
         worked=lambda: _tell_work(context.instance, run.run_id),
         take_over=lambda group_id, places: _take_over(context.instance, run.run_id, place_tag(group_id), places),
-        catch_up_runs=lambda group_id: runs_in_progress(context.instance, group_id, "catch-up"),
+        catch_up_runs=lambda group_id: _catch_up_runs(context.instance, group_id),
     )
 
 
@@ -107,6 +107,16 @@ def _take_over(instance: dg.DagsterInstance, run_id: str, tag: str, places: Sequ
     if this is not None and this.tags.get(tag):  # somebody has put it out of there, or it is that of a run it repeats
         tell(instance, run_id, {tag: ""})
     return None
+
+
+def _catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
+    """Count the catch-up runs that have started, but for those whose process is gone from this host.
+
+    A run that is STARTING has no process yet, and one that waits for a pool is queued.
+    """
+    started = dg.RunsFilter(tags=lane_tags(group_id, "catch-up"), statuses=[dg.DagsterRunStatus.STARTED])
+    now = time.time()
+    return sum(word_of(instance, one, now, away=False) is not Word.GONE for one in instance.get_run_records(started))
 
 
 def _tell_away(instance: dg.DagsterInstance, run: dg.DagsterRun, why: Away) -> None:

@@ -63,11 +63,6 @@ def unfinished(group_id: str, lane: Literal["live", "catch-up"] | None = None) -
     return dg.RunsFilter(tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work)
 
 
-def runs_in_progress(instance: dg.DagsterInstance, group_id: str, lane: Literal["live", "catch-up"]) -> int:
-    """How many runs of a lane are queued, starting or at work."""
-    return instance.get_runs_count(unfinished(group_id, lane))
-
-
 def tell(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str]) -> None:
     """Let others see something of a run that goes on."""
     with _telling:

@@ -15,7 +15,7 @@ import dagster as dg
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, ignored, replaced_logs
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, intersection
+from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_of_place
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_groups, check_identity, check_target
@@ -182,22 +182,7 @@ def _facts(
 def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
     """What is told of a partition; a topic made anew is an error: a sensor that skips would look healthy."""
     check_identity(tp, facts)
-    missing = () if facts.committed is None else facts.missing(facts.committed)
-    forgotten = () if facts.vouched else missing
-    return PartitionSnapshot(
-        tp,
-        facts.committed,
-        facts.mark,
-        facts.log_end,
-        intersection((*facts.outstanding, *forgotten), (Span(0, facts.log_end),)),
-        log_start=facts.log_start,
-        forgotten=forgotten,
-        missing=missing if facts.vouched else (),
-        origin=facts.origin.start if facts.origin else None,
-        reported=facts.reported,
-        external=facts.second.external,
-        is_upper_bound=facts.second.external is not None and not facts.is_rebuilt,
-    )
+    return PartitionSnapshot.of(tp, facts)
 
 
 def _decode(metadata: str) -> LiveMark | None:

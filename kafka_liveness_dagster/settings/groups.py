@@ -69,7 +69,8 @@ class Batching(Group):
 
     allocation: Literal["fair", "greedy"] = "fair"
     """``fair`` shares a live batch equally over the partitions, so that none waits for another; in batches of 50,000
-    offsets and more those whose lag does not fit have their turn in four of them. ``greedy`` fills it from one after
+    offsets and more, so in an asset's by default, those whose lag does not fit have their turn in four of them: shares
+    are equal over four batches, not within one. ``greedy`` fills it from one after
     the other: fewer, longer ranges (KIP-41 has both)."""
     commit_every: kinds.Seconds = 0.0
     """For fewer, larger commits: a record may wait for so many seconds until its batch begins, at once if that is full

@@ -544,10 +544,12 @@ def test_committed_never_passes_an_owed_offset(owed, extra):
         pytest.param(70, None, id="70 is the next to do: none of 70-120 is done"),
         pytest.param(71, (70, 71), id="its first offset"),
         pytest.param(100, (70, 100), id="half of it"),
-        pytest.param(120, (70, 120), id="all of it"),
+        pytest.param(119, (70, 119), id="all of it but the last"),
+        pytest.param(120, None, id="its end, where the live lane went on: nobody need have read it"),
         pytest.param(121, None, id="never skipped: the live lane's"),
         pytest.param(140, None, id="the live lane's last before the second crash"),
-        pytest.param(190, (140, 190), id="the second range, though the first is open"),
+        pytest.param(189, (140, 189), id="the second range, though the first is open"),
+        pytest.param(190, None, id="the end of the second range"),
         pytest.param(191, None, id="ahead of all that is owed"),
     ],
 )
@@ -555,6 +557,21 @@ def test_whose_commit_it_is(offset, done):
     """KIP-333, commitSync(): within a lag created by a crash it is the second log's, else the first's."""
     assert owed_before(offset, spans((70, 120), (140, 190))) == (done and Span(*done))
     assert owed_before(offset, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "done"),
+    [
+        pytest.param(100, (70, 100), id="below the first beginning"),
+        pytest.param(120, None, id="a beginning: the live lane's position before it read anything"),
+        pytest.param(130, (120, 130), id="read since the first beginning"),
+        pytest.param(150, (140, 150), id="read since the second one"),
+        pytest.param(190, None, id="the end of the range"),
+    ],
+)
+def test_what_a_live_lane_read_begins_where_it_began(offset, done):
+    """Ranges of two jumps grow together: a late commit of the newer one proves nothing of the older."""
+    assert owed_before(offset, spans((70, 190)), {120, 140, 190}) == (done and Span(*done))
 
 
 @pytest.mark.parametrize("group_id", ["", "orders.catch-up"])

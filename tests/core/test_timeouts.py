@@ -131,6 +131,7 @@ def derived(budget, *, session=None, heartbeat=None, limits=APACHE, group=None):
         pytest.param(300, 45, None, APACHE, (45_000, 3_000, 300_000), id="Java's session since KIP-735"),
         pytest.param(300, 45, 15, APACHE, (45_000, 15_000, 300_000), id="a third exactly is allowed"),
         pytest.param(30, 30, None, APACHE, (30_000, 3_000, 30_000), id="session equals budget"),
+        pytest.param(30, 45, None, APACHE, (45_000, 3_000, 45_000), id="a budget below the session is raised to it"),
     ],
 )
 def test_timeouts_by_example(budget, session, heartbeat, limits, milliseconds):
@@ -190,7 +191,6 @@ def test_timeouts_say_where_they_come_from(budget, settings, text):
     [
         pytest.param(300, 5, None, "5,000 ms is outside.*6,000 to 1,800,000 ms.*group.min/max", id="below the broker"),
         pytest.param(3000, 1801, None, "1,801,000 ms is outside.*6,000 to 1,800,000", id="above the broker"),
-        pytest.param(20, 30, None, r"20 s \(argument\) is below the session timeout 30 s", id="budget under session"),
         pytest.param(300, 10, 5, "5,000 ms must be above 0 and at most.*3,333 of 10,000 ms", id="two beats a session"),
         pytest.param(300, 10, 0, "0 ms must be above 0", id="no heartbeat"),
         pytest.param(300, 10, -1, "-1,000 ms must be above 0", id="negative heartbeat"),
@@ -282,11 +282,31 @@ def test_a_request_timeout_that_outlasts_the_session_is_refused(request_ms, sett
         check_request_timeout(request_ms, derived(300, **settings))
 
 
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        pytest.param({"session": 45}, ["session_timeout_seconds", "max_batch_seconds"], id="classic"),
+        pytest.param({"group": KIP_848}, ["consumer.session.timeout.ms", "max_batch_seconds"], id="KIP-848"),
+    ],
+)
+def test_a_budget_below_the_session_is_raised_with_a_warning(settings, names):
+    """KIP-62: "the maximum of the session timeout and the process timeout"; on both protocols, with both numbers."""
+    timeouts = derived(30, **settings)
+    assert timeouts.process_ms == timeouts.session_ms == 45_000
+    assert [word for word in ("30 s (argument)", "45 s", *names) if word not in timeouts.warning] == []
+
+
+@pytest.mark.parametrize("budget", [45, 300])
+def test_a_budget_that_covers_the_session_is_no_warning(budget):
+    """The process timeout is the budget."""
+    assert derived(budget, session=45).warning == ""
+
+
 def test_the_end_of_a_run_does_not_contradict_the_session():
-    """A budget below the session is a mistake of the user's; one cut by the run's end is nobody's."""
+    """A budget below the session is the user's choice; one cut by the run's end is nobody's."""
     capped = Budget(5, "argument, capped by what is left of dagster/max_runtime", capped=True)
     timeouts = derive(capped, session_seconds=30, heartbeat_seconds=None, limits=APACHE)
-    assert (timeouts.session_ms, timeouts.process_ms) == (30_000, 30_000)
+    assert (timeouts.session_ms, timeouts.process_ms, timeouts.warning) == (30_000, 30_000, "")
 
 
 @pytest.mark.parametrize(("budget", "milliseconds"), [(10.0, 6_000), (300.0, 295_000)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.membership import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import (
@@ -51,6 +52,24 @@ def facts(committed, last, table, *, second=OURS, log=(0, 120), **more):
 
 EXTERNAL = DoneLog(external=ExternalCommit("second", 10**6, ""))  # kcat in G.catch-up
 FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
+
+
+@pytest.mark.parametrize(
+    ("found", "outstanding", "missing"),
+    [
+        pytest.param(facts(None, None, None), [], [], id="nothing is committed"),
+        pytest.param(facts(120, mark((70, 100)), None), [(70, 100)], [], id="no table: by the commit logs"),
+        pytest.param(facts(120, mark((70, 100)), account((0, 120))), [], [], id="the table has all of it"),
+        pytest.param(facts(120, mark((70, 100)), account((0, 50))), [(70, 100)], [(50, 70), (100, 120)], id="lost"),
+        pytest.param(FORGOTTEN, [(70, 120)], [], id="forgotten by another client's commit, and owed again"),
+    ],
+)
+def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, missing):
+    """Crash lag and what the table has lost, apart and together; both lie below the first log."""
+    seen = PartitionSnapshot.of(TP, found)
+    assert (seen.outstanding, seen.missing) == (spans(*outstanding), spans(*missing))
+    assert seen.pending == union((*seen.outstanding, *seen.missing))
+    assert (seen.committed, seen.log_start, seen.log_end) == (found.committed, 0, 120)
 
 
 @pytest.mark.parametrize(

@@ -555,6 +555,22 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="commit of offset 150 of orders:3: it is not in this consumer's hands",
     ),
     Mutant(
+        name="the end of a pending range records it as done",
+        file="core/commit_log.py",
+        old="if span.start < offset < span.end), None)",
+        new="if span.start < offset <= span.end), None)",
+        killed_by=f"{_PLAIN}the_end_of_a_pending_range_is_refused",
+        invariant="DID NOT RAISE CommitRefusedError",
+    ),
+    Mutant(
+        name="the live lane's own commit is looked for in the pending ranges",
+        file="kafka/commits.py",
+        old="if tp not in held or offset != held[tp].committed}",
+        new="if tp in held or offset}",
+        killed_by=f"{_PLAIN}the_live_lanes_own_position_records_no_crash_lag_as_done",
+        invariant="CommitRefusedError: offset 120 of orders:3 is where the live lane went on",
+    ),
+    Mutant(
         name="plain offsets of crash lag go to neither log",
         file="kafka/commits.py",
         old="            self._second().record(caught_up, self._fence.check)\n",

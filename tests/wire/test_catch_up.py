@@ -10,14 +10,17 @@ import pytest
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
+from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.timeouts import Budget
+from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.kafka import catch_up, second_log
 from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
-from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.view import GroupView
 
 AT = TopicPartition("orders", 3)
 OWED = OffsetRange("orders", 3, 70, 120)
@@ -274,3 +277,34 @@ def test_an_external_commit_stops_a_lane_without_a_ledger(opened, broker):
     with pytest.raises(ForeignCommitError, match=r"--group orders-etl\.catch-up --delete-offsets"):
         opened(witness=None)
     assert broker.written == []
+
+
+@pytest.mark.parametrize(
+    ("servers", "group", "seen"),
+    [
+        pytest.param("127.0.0.1:1", "orders-etl", [False, True, False], id="its group"),
+        pytest.param("127.0.0.2:1,127.0.0.1:1", "orders-etl", [False, True, False], id="by another of the brokers"),
+        pytest.param("127.0.0.1:1", "another", [False] * 3, id="another group"),
+        pytest.param("127.0.0.2:1", "orders-etl", [False] * 3, id="another cluster"),
+    ],
+)
+def test_a_live_consumer_of_this_process_sees_the_open_catch_up_lane(opened, servers, group, seen):
+    """KIP-333, childConsumerIsAlive(): without Dagster, as long as it is open."""
+    cluster, settings = SimpleNamespace(settings=KafkaSettings(servers)), SimpleNamespace(group_id=group)
+    view = GroupView(cluster, settings, None, RunLink("1badcafe", "script", lambda: RunState.IN_PROGRESS))
+    alive = [view.child_consumer_is_alive()]
+    lane = opened()
+    alive.append(view.child_consumer_is_alive())
+    lane.close()
+    assert [*alive, view.child_consumer_is_alive()] == seen
+
+
+def test_a_live_lane_that_closes_leaves_the_catch_up_lane_open(opened):
+    """KIP-333's close() shuts both down; here a live lane that restarts does not interrupt the other."""
+    limits = BrokerLimits(6_000, 1_800_000)
+    timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    lane = opened()
+    with LivenessConsumer(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "orders-etl"), timeouts, LINK):
+        batch = lane.poll()
+    lane.check()
+    assert lane.is_open(batch)

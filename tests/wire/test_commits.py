@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.fairness import Batch, Rotation
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.resume import Owned
+from kafka_liveness_dagster.core.resume import Owned, Resumed
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
+from kafka_liveness_dagster.kafka.findings import Found
 
 AT = TopicPartition("orders", 3)
 
@@ -20,20 +22,26 @@ AT = TopicPartition("orders", 3)
 class Lane:
     """Both logs, the fence and the group in one; the partition has crash lag 70-100, commit 120 and position 150.
 
+    Args:
+        owed: the crash lag, of one range or more.
+        committed: of the live lane.
+        position: of the live lane.
+
     Attributes:
         first: spans that were committed to the first log.
         second: ranges that were recorded in the second.
         events: calls of ``worked``.
     """
 
-    def __init__(self):
+    def __init__(self, *owed, committed=120, position=150):
         self.first, self.second, self.events = [], [], []
-        self.owned = {AT: Owned(120, 150, (Span(70, 100),), arrival=1)}
+        self._committed, self._owed = committed, owed or (Span(70, 100),)
+        self.owned = {AT: Owned(committed, position, self._owed, arrival=1)}
         self.fence = SimpleNamespace(check=lambda: None, check_epoch=lambda _: None, heartbeat=lambda: None)
 
     def facts(self, _group_id, _partitions):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", (Span(70, 100),), origin=Origin(0))
-        return {AT: PartitionFacts(120, mark, 0, 200, DoneLog(origin=Origin(0)))}
+        mark = LiveMark(Mark.RUNNING, "0badcafe", self._owed, origin=Origin(0))
+        return {AT: PartitionFacts(self._committed, mark, 0, 200, DoneLog(origin=Origin(0)))}
 
     def with_group(self, commit):
         return commit(self)
@@ -62,16 +70,31 @@ def rotation():
 
 
 @pytest.fixture
-def commits(lane, rotation):
+def found():
+    """What the memberships of the consumer found."""
+    return Found()
+
+
+@pytest.fixture
+def commits(lane, rotation, found):
     """The commits of one consumer."""
-    return Commits(lane, "orders-etl", lane, rotation, second=lambda: lane, link=lane)
+    return commits_of(lane, rotation, found)
+
+
+def commits_of(lane, rotation=None, found=None):
+    """The commits of a consumer with this lane."""
+    return Commits(
+        lane, "orders-etl", lane, rotation or Rotation(), found=found or Found(), second=lambda: lane, link=lane
+    )
 
 
 @pytest.mark.parametrize(
     ("offset", "first", "second"),
     [
         pytest.param(90, [], [OffsetRange("orders", 3, 70, 90)], id="inside of crash lag"),
-        pytest.param(100, [], [OffsetRange("orders", 3, 70, 100)], id="the end of crash lag"),
+        pytest.param(99, [], [OffsetRange("orders", 3, 70, 99)], id="the last offset inside of crash lag"),
+        pytest.param(120, [], [], id="the live lane's own commit"),
+        pytest.param(121, [{AT: Span(120, 121)}], [], id="the first offset of the plan"),
         pytest.param(130, [{AT: Span(120, 130)}], [], id="inside of the plan"),
         pytest.param(150, [{AT: Span(120, 150)}], [], id="the end of the plan"),
     ],
@@ -82,7 +105,64 @@ def test_an_offset_goes_to_the_log_whose_range_it_lies_in(lane, commits, offset,
     assert (lane.first, lane.second) == (first, second)
 
 
-@pytest.mark.parametrize("offset", [151, 110], ids=["not planned yet", "below the commit"])
+def test_the_live_lanes_own_position_records_no_crash_lag_as_done():
+    """After a jump over 70-120 position() is 120, and so is the end of what nobody has read."""
+    lane = Lane(Span(70, 120), committed=120, position=120)
+    commits_of(lane).commit({AT: lane.owned[AT].position})
+    assert (lane.first, lane.second) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("committed", "owed", "offset"),
+    [
+        pytest.param(150, [(70, 120)], 120, id="the live lane has moved on since the jump"),
+        pytest.param(200, [(70, 120), (140, 190)], 120, id="the older of two ranges"),
+        pytest.param(190, [(70, 120), (140, 190)], 120, id="the newer one ends at the commit"),
+    ],
+)
+def test_the_end_of_a_pending_range_is_refused(committed, owed, offset):
+    """The live lane went on there: such an offset does not show who processed the range."""
+    lane = Lane(*(Span(*one) for one in owed), committed=committed, position=committed + 10)
+    with pytest.raises(CommitRefusedError, match=r"120 of orders:3 is where the live lane went on behind 70-120"):
+        commits_of(lane).commit({AT: offset})
+    assert (lane.first, lane.second) == ([], [])
+
+
+def test_two_pending_ranges_are_counted_apart():
+    """An offset inside of the newer one says nothing of the older, and both logs may be written by one call."""
+    lane = Lane(Span(70, 120), Span(140, 190), committed=190, position=200)
+    commits_of(lane).commit({AT: 170})
+    commits_of(lane).commit({AT: 195})
+    assert (lane.first, lane.second) == ([{AT: Span(190, 195)}], [OffsetRange("orders", 3, 140, 170)])
+
+
+@pytest.mark.parametrize(
+    ("offset", "second"),
+    [
+        pytest.param(130, [OffsetRange("orders", 3, 120, 130)], id="of the batch that was cut off"),
+        pytest.param(100, [OffsetRange("orders", 3, 70, 100)], id="of what was pending before"),
+    ],
+)
+def test_a_late_commit_of_a_former_membership_counts_from_where_it_began(found, offset, second):
+    """Two jumps of one process, 70 to 120 and 120 to 140, are one pending range: 120-130 says nothing of 70-120."""
+    lane = Lane(Span(70, 140), committed=140, position=140)
+    for resumed in (Resumed(120, (Span(70, 120),)), Resumed(140, (Span(70, 140),))):
+        found.tell({AT: resumed}, logging.getLogger(__name__))
+    commits_of(lane, found=found).commit({AT: offset})
+    assert (lane.first, lane.second) == ([], second)
+
+
+def test_a_former_position_inside_of_a_pending_range_is_refused(found):
+    """After the second jump 120 is as little a proof as it was before."""
+    lane = Lane(Span(70, 140), committed=140, position=140)
+    for resumed in (Resumed(120, (Span(70, 120),)), Resumed(140, (Span(70, 140),))):
+        found.tell({AT: resumed}, logging.getLogger(__name__))
+    with pytest.raises(CommitRefusedError, match=r"120 of orders:3 is where the live lane went on"):
+        commits_of(lane, found=found).commit({AT: 120})
+    assert (lane.first, lane.second) == ([], [])
+
+
+@pytest.mark.parametrize("offset", [151, 110, 70], ids=["not planned yet", "below the commit", "the first pending one"])
 def test_an_offset_out_of_the_hands_of_this_consumer_is_refused(lane, commits, offset):
     """Nothing of it is committed, in either log."""
     with pytest.raises(CommitRefusedError, match="not in this consumer's hands"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.heartbeat import RunState
-from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.kafka import consumer as module
@@ -33,3 +37,20 @@ def test_an_offset_that_the_live_lane_could_not_pass_ends_the_run(consumer):
     consumer.quarantine(OffsetRange("orders", 3, 80, 81))
     with pytest.raises(PoisonedOffsetError, match="owes too many ranges"):
         consumer.quarantine(poison)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"session_timeout_seconds": 45.0}, {"group_protocol": "consumer"}], ids=["classic", "KIP-848"]
+)
+def test_a_process_timeout_that_was_raised_is_a_warning_in_the_log(monkeypatch, caplog, settings):
+    """A budget of 30 s under a session of 45 s: one behavior on both protocols, before anything is joined."""
+    cluster = SimpleNamespace(
+        broker_limits=lambda: BrokerLimits(6_000, 1_800_000), group_timeouts=lambda _group: GroupTimeouts(45_000, 5_000)
+    )
+    monkeypatch.setattr(kl.KafkaLivenessResource, "cluster", lambda _self: cluster)
+    monkeypatch.setattr(module, "Cluster", lambda _kafka: None)
+    kafka = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1", **settings)
+    with caplog.at_level(logging.WARNING), kafka.consumer(topics=["orders"], group_id="g", max_batch_seconds=30) as one:
+        assert one.timeouts.process_ms == 45_000
+    assert caplog.messages == [one.timeouts.warning]
+    assert "30 s (argument) to the session timeout, 45 s" in one.timeouts.warning

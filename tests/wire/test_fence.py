@@ -12,6 +12,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.fence import Fence
+from kafka_liveness_dagster.kafka.findings import Found
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
 
@@ -66,7 +67,7 @@ def test_a_batch_is_not_committed_after_the_membership_that_planned_it():
         fence.cut_off(FenceReason.POLL_TIMEOUT)
     committed = []
     memberships = SimpleNamespace(fence=fence, with_group=lambda commit: committed.append(commit) or ())
-    commits = Commits(None, "orders-etl", memberships, Rotation(), second=pytest.fail, link=LINK)
+    commits = Commits(None, "orders-etl", memberships, Rotation(), found=Found(), second=pytest.fail, link=LINK)
     with pytest.raises(FencedError, match=LAPSED):
         commits.commit(batch(1))
     with pytest.raises(FencedError, match=LAPSED):

@@ -100,8 +100,20 @@ def test_commit_splits_offsets_into_both_logs(at_work):
     assert w.first_log() == (120, LiveMark(Mark.RUNNING, consumer._link.mark, (Span(70, 120),)))
     assert w.kafka.cluster().commits(w.group, [other])[other].offset == 10
     assert consumer.committed(*other) == 10
-    consumer.commit({w.tp: 120})
-    assert (second_log(w), consumer.owed(w.topic, 3)) == ((120, "kl2 done"), ())
+
+
+def test_the_usual_commit_of_the_position_loses_no_crash_lag(at_work):
+    """commit({tp: position}) right after the jump changes nothing: 70-120 is pending until a lane has read it."""
+    w, consumer = at_work
+    before = both_logs(w)
+    consumer.commit({w.tp: consumer.position(w.topic, 3)})
+    assert (both_logs(w), w.spans(consumer.owed(w.topic, 3))) == (before, [(70, 120)])
+    w.grow_to(150)
+    w.process(consumer, 150)
+    before = both_logs(w)
+    with pytest.raises(CommitRefusedError, match=r"120 of .*:3 is where the live lane went on behind 70-120"):
+        consumer.commit({w.tp: 120})
+    assert (both_logs(w), w.spans(consumer.owed(w.topic, 3))) == (before, [(70, 120)])
 
 
 def test_commit_counts_each_range_for_itself(crashed):
@@ -156,8 +168,8 @@ def test_beginning_and_end_are_what_there_is_to_read(at_work):
 # --- childConsumerIsAlive() -----------------------------------------------------------------------------------------
 
 
-def test_the_child_is_alive_while_a_catch_up_run_is_in_progress(crashed):
-    """KIP-333, childConsumerIsAlive(): from Dagster's runs of this group's catch-up lane."""
+def test_the_child_is_alive_while_a_catch_up_run_has_started(crashed):
+    """KIP-333, childConsumerIsAlive(): "if the secondary thread created has started or not". A queued run has not."""
     w = crashed
     seen = []
 
@@ -165,9 +177,14 @@ def test_the_child_is_alive_while_a_catch_up_run_is_in_progress(crashed):
     def look(context):
         with w.kafka.consumer(topics=[w.topic], group_id=w.group, context=context) as consumer:
             seen.append(consumer.child_consumer_is_alive())
-            for group, lane in ((w.group, "live"), ("another", "catch-up"), (w.group, "catch-up")):
+            for group, lane, status in (
+                (w.group, "live", "STARTED"),
+                ("another", "catch-up", "STARTED"),
+                (w.group, "catch-up", "STARTING"),
+                (w.group, "catch-up", "STARTED"),
+            ):
                 context.instance.add_run(
-                    dg.DagsterRun(job_name="any", status=dg.DagsterRunStatus.STARTED, tags=lane_tags(group, lane))
+                    dg.DagsterRun(job_name="any", status=dg.DagsterRunStatus(status), tags=lane_tags(group, lane))
                 )
                 seen.append(consumer.child_consumer_is_alive())
 
@@ -177,9 +194,17 @@ def test_the_child_is_alive_while_a_catch_up_run_is_in_progress(crashed):
 
     with dg.DagsterInstance.ephemeral() as instance:
         assert one.execute_in_process(instance=instance).success
-    assert seen == [False, False, False, True]
-    with w.live() as consumer:
-        assert not consumer.child_consumer_is_alive(), "without Dagster nobody knows of one"
+    assert seen == [False] * 4 + [True]
+
+
+def test_the_child_is_alive_while_it_is_open_in_this_process(at_work):
+    """Without Dagster too."""
+    w, consumer = at_work
+    seen = [consumer.child_consumer_is_alive()]
+    with w.catch_up((70, 120)) as child:
+        seen.append(consumer.child_consumer_is_alive())
+        child.commit(child.poll())
+    assert [*seen, consumer.child_consumer_is_alive()] == [False, True, False]
 
 
 # --- pause() and resume() -------------------------------------------------------------------------------------------

@@ -166,10 +166,9 @@ def test_another_programs_commits_are_not_touched(world):
     [
         (0.5, 60, "outside what the broker allows"),
         (3_600, 7_200, "outside what the broker allows"),
-        (20, 10, "below the session timeout"),
     ],
 )
-def test_timeouts_the_broker_or_reason_refuse_end_before_joining(world, session_seconds, budget, says):
+def test_timeouts_the_broker_refuses_end_before_joining(world, session_seconds, budget, says):
     """The broker's own limits are read and compared before anything is joined."""
     kafka = kl.KafkaLivenessResource(
         bootstrap_servers=world.kafka.bootstrap_servers, session_timeout_seconds=session_seconds

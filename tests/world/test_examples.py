@@ -18,6 +18,8 @@ from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.sink import replace
+from tests.timeouts import seconds
+from tests.waiting import wait_for
 
 WORDS = ["tea", "mate"]
 
@@ -55,6 +57,22 @@ def test_the_script_handles_each_record_and_commits(example, topic, services):
     first = kl.OffsetRange(topic, 0, 0, 2).topic_partition
     commits = kl.KafkaLivenessResource().cluster().commits(f"{topic}-script", [first])
     assert commits[first].offset == 2
+
+
+def test_a_script_drains_the_gap_of_a_crash(example, topic):
+    """Both lanes without Dagster: the live one goes on behind the gap, the other one does it, and nothing is left."""
+    kafka, shown, group = kl.KafkaLivenessResource(), example("drained"), f"{topic}-script"
+    live = {"topics": [topic], "group_id": group, "enable_parallel_rebalance": True}
+    with pytest.raises(ZeroDivisionError), kafka.consumer(**live) as crashed:
+        assert crashed.poll(seconds(120)) is not None
+        raise ZeroDivisionError
+    handled, gap = [], kl.OffsetRange(topic, 0, 0, 2)
+    with kafka.consumer(**live) as consumer:
+        wait_for(lambda: (consumer.poll(0.2), consumer.position(topic, 0))[1] == 2)
+        assert (consumer.owed(topic, 0), consumer.committed(topic, 0)) == ((gap,), 0)
+        assert shown.drain(topic, group, lambda record: handled.append(record.value().decode())) == [gap]
+        assert (handled, consumer.owed(topic, 0), consumer.committed(topic, 0)) == (WORDS, (), 2)
+        assert shown.drain(topic, group, pytest.fail) == []
 
 
 def test_functions_of_ones_own(run, example, table, rows):

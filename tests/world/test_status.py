@@ -130,6 +130,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
             {"start": 70, "end": 90, "offsets": 20, "expiry": "safe"},
             {"start": 100, "end": 120, "offsets": 20, "expiry": "safe"},
         ],
+        "missing": [],
     }
     assert (found["lag"], found["owed_offsets"], len(found["partitions"])) == (10, 40, 4)
     [member] = found["members"]
@@ -142,6 +143,7 @@ def test_status_as_a_table_says_the_same(owing, run):
     """A terminal gets the numbers with their words."""
     told = run("status", owing.group).stdout
     assert f"group {owing.group}: lag 0, 50 offsets owed, members: 0" in told
+    assert f"by the commit logs; for the table: kafka-liveness audit {owing.group}" in told
     [row] = [line for line in told.splitlines() if line.startswith(str(owing.tp))]
     assert "0-120" in row
     assert "released" in row

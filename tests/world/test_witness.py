@@ -6,6 +6,7 @@ group's commits are at stake.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import dagster as dg
@@ -18,6 +19,8 @@ from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.runs.tags import FENCED_TAG
+from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.table import IcebergTable
 from tests.waiting import wait_for
 from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
@@ -245,6 +248,34 @@ def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forget
     assert (world.owed(), world.offsets()) == ([(30, 50)], kept(0, 30))
     assert world.catch_up((30, 50)) is None
     is_exact_once_drained(world)
+
+
+def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, forgetful, warm_spark):
+    """By the consumer and by `status`, where they have the table; else both name the commit logs as their source."""
+    world = forgetful(max_poll_records=10)
+    world.grow_to(50)
+    assert world.live() is None
+    world.roll_back(2)
+
+    def shown(*words):
+        at = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
+        told = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["status", world.group, *at, *words])
+        assert told.exit_code == 0, told.output
+        return told.stdout
+
+    def numbers(*words):
+        found = json.loads(shown("--json", *words))
+        [partition] = found["partitions"]
+        return found["by"], partition["committed"], partition["missing"]
+
+    assert numbers() == ("commit logs", 50, [])
+    assert numbers("--table", world.table) == (world.table, 30, [[30, 50]])
+    assert f"by the commit logs; for the table: kafka-liveness audit {world.group}" in shown()
+    assert f"{world.table} lacks {world.topic}:0:30-50, 20 committed offsets. Fix:" in shown("--table", world.table)
+    ledger = TableLedger(IcebergTable(world.table), lambda: warm_spark)
+    for witness, committed, owed in ((None, 50, ()), (ledger, 30, (kl.OffsetRange(*world.tp, 30, 50),))):
+        with world.kafka.consumer(topics=[world.topic], group_id=world.group, witness=witness) as consumer:
+            assert (consumer.committed(*world.tp), consumer.owed(*world.tp)) == (committed, owed)
 
 
 def test_what_the_broker_has_not_either_is_reported_as_lost(forgetful):
