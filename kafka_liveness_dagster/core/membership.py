@@ -123,7 +123,7 @@ class PartitionSnapshot:
     """One partition as both commit logs, the broker and the table show it.
 
     Attributes:
-        outstanding: what is owed and not proven done, what was forgotten included.
+        outstanding: what is owed and not proven done by table and second log both, what was forgotten included.
         forgotten: what of it no commit says any more.
         missing: what was committed and the table has lost.
         origin: the first offset that the group answers for; None where nobody knows.

@@ -94,6 +94,18 @@ class PartitionFacts:
         return self.left_of(self.owed)
 
     @property
+    def unrecorded(self) -> tuple[Span, ...]:
+        """Owed offsets whose rows are in the table, but which no catch-up run has recorded in the second log.
+
+        Their writer died in between, so it may have skipped whatever comes after the table's commit. A second log that
+        was deleted or has expired proves nothing.
+        """
+        if self.account is None or self.second.origin is None:
+            return ()
+        in_table = intersection(self.second.outstanding(self.owed), self.account.done)
+        return difference(in_table, (*self.reported, *self.outstanding))
+
+    @property
     def is_paused(self) -> bool:
         """Whether neither lane may process the partition."""
         return self.mark is not None and self.mark.mark is Mark.PAUSED

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+    from kafka_liveness_dagster.kafka.findings import Recovery
 
 
 class LivenessConsumer:
@@ -53,6 +54,7 @@ class LivenessConsumer:
         jumped: crash lag this consumer found, in the order of finding.
         lost: what expired before either lane processed it, with ``on_data_loss="skip"``.
         forgotten: what this consumer owes again: the commit that said so was replaced, or the table has lost it.
+        recovered: ranges that a dead run had written and not committed, and that this consumer does not write again.
     """
 
     def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
@@ -60,6 +62,7 @@ class LivenessConsumer:
         self._kafka, self._link, self._cluster = kafka, link, Cluster(kafka)
         self._found, self._poison, self._rotation = Found(), set[OffsetRange](), Rotation()
         self.jumped, self.lost, self.forgotten = self._found.jumped, self._found.lost, self._found.forgotten
+        self.recovered = self._found.recovered
         self._second: SecondLog | None = None
         self._timer = PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms)
         self._memberships = Memberships(self._timer, link, self._join, serves_while_busy=live.serves_while_busy)
@@ -149,6 +152,13 @@ class LivenessConsumer:
                 return batch
             with suppress(BrokerUnreachableError):  # the next look waits for it
                 self._wait(give_up_at)
+
+    def on_recovered(self, repeat: Recovery) -> None:
+        """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
+
+        Caller: ``poll``, in its caller's thread. Affects: the ranges are committed after it returned.
+        """
+        self._found.on_recovered = repeat
 
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.

@@ -91,7 +91,12 @@ def _facts(
     consumer: LivenessConsumer, context: dg.AssetExecutionContext, pipeline: Pipeline, known: Counter[str]
 ) -> dict[str, Any]:
     """What each materialization says beside what was written; of what was found, what is not ``known`` yet."""
-    found = {"crash_lag_found": consumer.jumped, "owed_again": consumer.forgotten, "expired_unprocessed": consumer.lost}
+    found = {
+        "crash_lag_found": consumer.jumped,
+        "recovered": consumer.recovered,
+        "owed_again": consumer.forgotten,
+        "expired_unprocessed": consumer.lost,
+    }
     new = {name: ranges[known[name] :] for name, ranges in found.items()}
     known.update({name: len(ranges) for name, ranges in new.items()})
     return {
