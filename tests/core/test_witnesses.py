@@ -201,7 +201,57 @@ def test_what_a_dead_run_had_written_is_not_owed():
     """It is in the table, though its offsets were not committed."""
     answer = resume(TP, facts(70, mark(kind=Mark.RUNNING), account((0, 100))), PARALLEL)
     assert (answer.position, answer.skipped, answer.crash_lag) == (120, Span(70, 120), spans((100, 120)))
-    assert answer.owed == spans((100, 120))
+    assert answer.owed == answer.crash_lag
+    assert answer.landed == spans((70, 100)), "nobody writes them again"
+
+
+@pytest.mark.parametrize(
+    ("found", "policy", "landed"),
+    [
+        pytest.param(facts(70, mark(kind=Mark.RUNNING), account((0, 100))), ResumePolicy(), [], id="in order"),
+        pytest.param(facts(70, mark(kind=Mark.RUNNING), account((0, 120))), PARALLEL, [], id="nothing else is new"),
+        pytest.param(facts(70, mark(), account((0, 100))), PARALLEL, [], id="the run left in good order"),
+        pytest.param(facts(70, mark(kind=Mark.RUNNING), None), PARALLEL, [], id="no table"),
+        pytest.param(
+            facts(70, mark(kind=Mark.RUNNING, again=(0, 90)), account((0, 100))), PARALLEL, [(90, 100)], id="set back"
+        ),
+        pytest.param(facts(None, None, account((0, 100))), ResumePolicy(auto_offset_reset="latest"), [], id="no commit"),
+    ],
+)
+def test_what_a_dead_run_had_written_comes_again_unless_the_live_lane_skips_it(found, policy, landed):
+    """What comes again repeats all side effects of its commit."""
+    assert resume(TP, found, policy).landed == spans(*landed)
+
+
+def test_what_a_dead_run_had_written_is_not_lost_when_it_expires():
+    """Its rows are there; only what the table lacks is reported as lost."""
+    skip = ResumePolicy(on_data_loss="skip")
+    answer = resume(TP, facts(70, mark(kind=Mark.RUNNING), account((0, 80), (85, 110)), log=(100, 120)), skip)
+    assert (answer.position, answer.lost, answer.second.reported) == (100, spans((80, 85)), spans((80, 85)))
+    assert answer.landed == spans((70, 80), (85, 100)), "100-110 comes again"
+
+
+RECORDED = DoneLog(90, origin=BEGUN, target="t")
+
+
+@pytest.mark.parametrize(
+    ("found", "unrecorded"),
+    [
+        pytest.param(facts(120, mark((70, 120)), account((0, 110))), [(70, 110)], id="its run died in between"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 110)), second=RECORDED), [(90, 110)], id="a part of it"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 110), told=[(80, 120)])), [(70, 80)], id="written off"),
+        pytest.param(facts(120, mark(), account((0, 120))), [], id="not owed"),
+        pytest.param(facts(120, mark((70, 120)), None), [], id="no table"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 120)), second=DoneLog()), [], id="no second log"),
+        pytest.param(
+            facts(120, mark((70, 120), again=(0, 100)), account((0, 120))), [(100, 120)], id="set back: it comes again"
+        ),
+    ],
+)
+def test_what_only_the_table_has_stays_owed_until_it_is_recorded(found, unrecorded):
+    """The first log carries it, or no run would know that its writer died."""
+    assert found.unrecorded == spans(*unrecorded)
+    assert difference(unrecorded, still_owed(found)) == ()
 
 
 @pytest.mark.parametrize(
