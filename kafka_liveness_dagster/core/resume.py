@@ -170,7 +170,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
 
 
 def _landed(facts: PartitionFacts, again: Span | None) -> tuple[Span, ...]:
-    """Return what a dead run had written and not committed: its rows are in the table, and need not be written again."""
+    """Return offsets that a dead run had written and not committed: their rows need not be written again."""
     if facts.account is None or facts.committed is None:
         return ()
     redone = [span for span in (again, facts.mark.again if facts.mark else None) if span is not None]
@@ -231,7 +231,7 @@ def still_owed(facts: PartitionFacts) -> tuple[Span, ...]:
     A range with done islands is more ranges than before, and what is done may stay in the first log. Offsets that only
     the table has stay until a catch-up run has recorded them: it repeats what their dead writer may have skipped.
     """
-    rest = union((*facts.outstanding, *facts.unrecorded))
+    rest = union((*facts.outstanding, *facts.recordable))
     return rest if fits(rest, facts.origin, facts.mark.again if facts.mark else None) else facts.owed
 
 

@@ -241,14 +241,12 @@ class CatchUpConsumer:
         if self._has_recovered:
             return
         facts = self._proof.known()
-        spans = {
-            tp: intersection(asked, facts[tp].unrecorded)
-            for tp, asked in self._asked.items()
-            if not facts[tp].is_paused
-        }
+        spans = {tp: facts[tp].recovered(s) for tp, s in self._asked.items() if not facts[tp].is_paused}
         self._found.recover(spans, {tp: one.log_start for tp, one in facts.items()}, self._log)
-        if self.recovered:
-            self._second.record(self.recovered, self._watchdog.check)
+        recorded = {tp: found for tp, found in spans.items() if found and facts[tp].can_record(found)}
+        if recorded:
+            ranges = [OffsetRange(*tp, *span) for tp, found in recorded.items() for span in found]
+            self._second.record(ranges, self._watchdog.check)
         self._has_recovered = True
 
     def _check_paused(self, paused: list[TopicPartition]) -> None:

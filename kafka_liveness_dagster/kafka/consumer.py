@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.fairness import Batch, Rotation, Wanted
 from kafka_liveness_dagster.core.heartbeat import PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.resume import resume
+from kafka_liveness_dagster.core.witnesses import RowsMissingError, rows_missing
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.delegated import delegated
@@ -171,6 +172,24 @@ class LivenessConsumer:
         self._fence.heartbeat()
         self._memberships.answer()
         self._fence.check()
+
+    def check_rows(self) -> None:
+        """Check that the witness has all rows that are committed of the partitions that this consumer ever had.
+
+        Reads both commit logs and the witness once. Offsets that another client committed are left to the next run.
+
+        Raises:
+            RowsMissingError: it lacks some of them.
+            FencedError: this process is finished with the group.
+        """
+        reason = self._memberships.watchdog.reason
+        if reason is not None and not reason.may_rejoin:
+            self._fence.check()
+        partitions = sorted(self._found.debts) if self.settings.witness else []
+        for tp, facts in witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness).items():
+            missing = facts.missing(facts.committed or 0) if facts.vouched else ()
+            if missing:
+                raise RowsMissingError(rows_missing(tp, facts, missing, "This run writes and commits nothing more"))
 
     def has_time_for_a_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""

@@ -97,8 +97,8 @@ class LateRecords:
             return
         if unknown := self._new(deleted):
             self._context.log.warning(
-                "%s (%s) may have late records that are not counted: a run died after it wrote them, and the broker has "
-                "deleted their records since",
+                "%s (%s) may have late records that are not counted: a run died after it wrote them, and the broker "
+                "has deleted their records since",
                 number(sum(r.size for r in unknown), "offset"),
                 listed(unknown),
             )

@@ -175,7 +175,7 @@ def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
         facts.committed,
         facts.mark,
         facts.log_end,
-        union((*facts.outstanding, *facts.unrecorded, *forgotten)),
+        union((*facts.outstanding, *facts.recordable, *forgotten)),
         log_start=facts.log_start,
         forgotten=forgotten,
         missing=missing if facts.vouched else (),

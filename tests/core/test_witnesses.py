@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,7 +217,7 @@ def test_what_a_dead_run_had_written_is_not_owed():
         pytest.param(
             facts(70, mark(kind=Mark.RUNNING, again=(0, 90)), account((0, 100))), PARALLEL, [(90, 100)], id="set back"
         ),
-        pytest.param(facts(None, None, account((0, 100))), ResumePolicy(auto_offset_reset="latest"), [], id="no commit"),
+        pytest.param(facts(None, None, account((0, 120))), ResumePolicy(), [], id="no commit"),
     ],
 )
 def test_what_a_dead_run_had_written_comes_again_unless_the_live_lane_skips_it(found, policy, landed):
@@ -251,7 +253,28 @@ RECORDED = DoneLog(90, origin=BEGUN, target="t")
 def test_what_only_the_table_has_stays_owed_until_it_is_recorded(found, unrecorded):
     """The first log carries it, or no run would know that its writer died."""
     assert found.unrecorded == spans(*unrecorded)
-    assert difference(unrecorded, still_owed(found)) == ()
+    assert difference(found.unrecorded, still_owed(found)) == ()
+    assert found.recordable == found.unrecorded
+
+
+def test_what_the_second_log_has_no_room_for_is_not_owed_for_its_record():
+    """It would be owed indefinitely."""
+    islands = [(n, n + 1) for n in range(1_000_000, 1_000_900, 3)]
+    second = replace(OURS, done=spans(*islands))
+    found = facts(1_001_000, mark((0, 1_001_000)), account(*islands, (1_000_900, 1_000_950)), second=second)
+    assert found.unrecorded == spans((1_000_900, 1_000_950))
+    assert found.recordable == ()
+    assert found.recovered(spans((1_000_900, 1_000_920))) == spans((1_000_900, 1_000_920)), "counted all the same"
+
+
+def test_what_only_a_record_of_everything_has_room_for_is_recovered_as_a_whole():
+    """Else no run of a single partition would ever record it."""
+    islands = [(n, n + 1) for n in range(1_000_000, 1_000_900, 3)]
+    found = facts(1_001_000, mark((0, 1_001_000)), account((0, 1_001_000)), second=replace(OURS, done=spans(*islands)))
+    assert not found.can_record(spans((1_000_900, 1_000_920)))
+    assert found.recovered(spans((1_000_900, 1_000_920))) == found.unrecorded == found.recordable
+    few = facts(120, mark((70, 120)), account((0, 120)))
+    assert (few.recovered(spans((70, 90))), few.recovered(spans((0, 70)))) == (spans((70, 90)), ())
 
 
 @pytest.mark.parametrize(
