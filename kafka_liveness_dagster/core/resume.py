@@ -146,6 +146,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     if missing and not _has_room(union((*owed, *missing)), policy, origin, again):
         back = max(missing[0].start, facts.log_start)  # in order from there: dear, but nothing is left out
         owed, overflow = intersection(owed, (Span(0, back),)), Span(back, start)
+        second = replace(second.without((overflow,)), reported=second.reported)
         return Resumed(back, owed, overflow=overflow, lost=lost, paused=facts.is_paused, again=again, second=second)
     owed = union((*owed, *missing))
     # Only what has expired stays as it landed: the rest comes again, unless the live lane skips it

@@ -111,12 +111,13 @@ class PartitionFacts:
 
         Without a record they would stay owed indefinitely, though they are done.
         """
-        return self.unrecorded if self.can_record(self.unrecorded) else ()
+        found = self.unrecorded
+        return found if found and self.can_record(found) else ()
 
     def recovered(self, asked: tuple[Span, ...]) -> tuple[Span, ...]:
         """Return the unrecorded offsets of these; all unrecorded ones where only a record of them all has room."""
         found = intersection(self.unrecorded, asked)
-        return found if not found or self.can_record(found) or not self.recordable else self.unrecorded
+        return found if not found or self.can_record(found) else self.recordable or found
 
     def can_record(self, done: tuple[Span, ...]) -> bool:
         """Whether the metadata limit allows a record in the second log that these owed offsets are done."""

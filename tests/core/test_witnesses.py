@@ -181,6 +181,15 @@ def test_what_cannot_be_owed_is_processed_in_order():
     assert (answer.position, answer.owed, answer.overflow) == (70, spans((10, 20)), Span(70, 120))
 
 
+def test_what_is_processed_in_order_is_done_by_no_log():
+    """The second log had a part of it as done, and the table has lost that too."""
+    second = DoneLog(0, spans((80, 90)), spans((60, 65)), origin=BEGUN, target="t")
+    found = facts(120, mark((80, 100)), account((0, 50)), second=second)
+    answer = resume(TP, found, replace(OWE, max_owed_ranges=1))
+    assert (answer.position, answer.overflow) == (50, Span(50, 120))
+    assert (answer.second.done, answer.second.reported) == ((), spans((60, 65)))
+
+
 def test_no_commit_and_latest_owe_what_was_never_read():
     """A group whose offsets expired: a plain consumer would skip what came meanwhile."""
     answer = resume(TP, facts(None, None, account((0, 70))), ResumePolicy(auto_offset_reset="latest"))
