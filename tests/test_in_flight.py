@@ -218,6 +218,9 @@ class Lane:
     def on_fence(self, cancel):
         """There is none to come."""
 
+    def on_recovered(self, repeat):
+        """There is nothing to recover."""
+
     def before_revoke(self, finish):
         self.revoke = finish
 

@@ -69,7 +69,7 @@ class Lane:
     def on_fence(self, _cancel):
         """None comes by itself."""
 
-    before_revoke = on_fence
+    before_revoke = on_recovered = on_fence
 
 
 class Faked(Pipeline):

@@ -126,7 +126,7 @@ class PartitionSnapshot:
     """One partition as both commit logs, the broker and the table show it.
 
     Attributes:
-        outstanding: what is owed and not proven done, what was forgotten included.
+        outstanding: what is owed and not proven done by table and second log both, what was forgotten included.
         forgotten: what of it no commit says any more.
         missing: what was committed and the table has lost.
         origin: the first offset that the group answers for; None where nobody knows.
@@ -158,7 +158,7 @@ class PartitionSnapshot:
             facts.committed,
             facts.mark,
             facts.log_end,
-            intersection((*facts.outstanding, *forgotten), (Span(0, facts.log_end),)),
+            intersection((*facts.outstanding, *facts.recordable, *forgotten), (Span(0, facts.log_end),)),
             log_start=facts.log_start,
             forgotten=forgotten,
             missing=missing if facts.vouched else (),

@@ -55,7 +55,8 @@ class ResumePolicy:
 class Resumed:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
-    ``crash_lag`` is what of ``skipped`` is owed: all of it but what is in the table already. ``overflow`` holds crash
+    ``crash_lag`` is what of ``skipped`` is owed: all of it but what is in the table already. That is ``landed``: rows
+    of a dead run that were never committed and are not written again. ``overflow`` holds crash
     lag that was not skipped since its token would not fit the commit metadata, or ``max_owed_ranges``; ``lost`` what
     expired before the live lane processed it; ``forgotten`` what is owed again, though nobody remembered it; ``again``
     and ``second`` what the first log's mark and the second log say from now on.
@@ -70,6 +71,7 @@ class Resumed:
     forgotten: tuple[Span, ...] = field(default=(), repr=False)
     again: Span | None = field(default=None, repr=False)
     crash_lag: tuple[Span, ...] = field(default=(), repr=False, compare=False)
+    landed: tuple[Span, ...] = field(default=(), repr=False, compare=False)
     second: DoneLog = field(default_factory=DoneLog, repr=False, compare=False)
 
     @property
@@ -129,6 +131,9 @@ def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, pois
 def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> Resumed:
     # Rule 1: where the last commit is, or the reset policy for a partition nobody committed
     start, lost = _not_expired(tp, facts, policy) if facts.committed is not None else (_reset(tp, facts, policy), ())
+    origin, again = _origin(facts, start), _again(facts, start)
+    landed = _landed(facts, again)
+    lost = difference(lost, landed)
     # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
     missing = difference(facts.missing(start), lost)
     if missing and facts.vouched and policy.on_missing_rows == "raise":
@@ -136,17 +141,19 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     gone = intersection(missing, (Span(0, facts.log_start),))
     if gone and (facts.vouched or policy.on_data_loss == "skip"):
         missing, lost = difference(missing, gone), union((*lost, *gone))
-    origin, again = _origin(facts, start), _again(facts, start)
     second = _second(facts, origin, start, (missing, lost))
     owed = intersection(still_owed(facts), (Span(0, start),))
     if missing and not _has_room(union((*owed, *missing)), policy, origin, again):
         back = max(missing[0].start, facts.log_start)  # in order from there: dear, but nothing is left out
         owed, overflow = intersection(owed, (Span(0, back),)), Span(back, start)
+        second = replace(second.without((overflow,)), reported=second.reported)
         return Resumed(back, owed, overflow=overflow, lost=lost, paused=facts.is_paused, again=again, second=second)
     owed = union((*owed, *missing))
-    found = Resumed(start, owed, lost=lost, forgotten=missing, again=again, second=second)
+    # Only what has expired stays as it landed: the rest comes again, unless the live lane skips it
+    expired = intersection(landed, (Span(0, start),))
+    found = Resumed(start, owed, lost=lost, forgotten=missing, again=again, second=second, landed=expired)
     lag = Span(start, facts.log_end)
-    left = _not_landed(facts, lag, again)
+    left = difference((lag,), landed)
     # Rule 3: what was paused stays so, whoever owns it and however its owner ended
     if facts.is_paused:
         return replace(found, paused=True)
@@ -160,13 +167,15 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     if not _has_room(jumped, policy, origin, again):
         return replace(found, overflow=lag)
     # Rule 7: the live lane is fresh, the lag is owed
-    return replace(found, position=lag.end, owed=jumped, skipped=lag, crash_lag=left)
+    return replace(found, position=lag.end, owed=jumped, skipped=lag, crash_lag=left, landed=landed)
 
 
-def _not_landed(facts: PartitionFacts, lag: Span, again: Span | None) -> tuple[Span, ...]:
-    """What of the lag is not in the table: what a dead run had written and not committed need not be done again."""
-    landed = facts.account.done if facts.account is not None and lag.size > 0 else ()
-    return difference((lag,), difference(landed, (again,) if again else ()))
+def _landed(facts: PartitionFacts, again: Span | None) -> tuple[Span, ...]:
+    """Return offsets that a dead run had written and not committed: their rows need not be written again."""
+    if facts.account is None or facts.committed is None:
+        return ()
+    redone = [span for span in (again, facts.mark.again if facts.mark else None) if span is not None]
+    return difference(intersection(facts.account.done, (Span(facts.committed, facts.log_end),)), redone)
 
 
 def _not_expired(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:
@@ -220,9 +229,10 @@ def _has_room(owed: tuple[Span, ...], policy: ResumePolicy, origin: Origin, agai
 def still_owed(facts: PartitionFacts) -> tuple[Span, ...]:
     """What the first log must go on to carry of what it owes: what is not done, or all where that would not fit.
 
-    A range with done islands is more ranges than before, and what is done may stay in the first log.
+    A range with done islands is more ranges than before, and what is done may stay in the first log. Offsets that only
+    the table has stay until a catch-up run has recorded them: it repeats what their dead writer may have skipped.
     """
-    rest = facts.outstanding
+    rest = union((*facts.outstanding, *facts.recordable))
     return rest if fits(rest, facts.origin, facts.mark.again if facts.mark else None) else facts.owed
 
 

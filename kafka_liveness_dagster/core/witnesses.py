@@ -12,7 +12,7 @@ decides what follows is ``core.resume``.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
@@ -114,6 +114,38 @@ class PartitionFacts:
     def outstanding(self) -> tuple[Span, ...]:
         """What of it is not proven done."""
         return self.left_of(self.owed)
+
+    @property
+    def unrecorded(self) -> tuple[Span, ...]:
+        """Owed offsets whose rows are in the table, but which no catch-up run has recorded in the second log.
+
+        Their writer died in between, so it may have skipped whatever comes after the table's commit. A second log that
+        was deleted or has expired proves nothing.
+        """
+        if self.account is None or self.second.origin is None:
+            return ()
+        in_table = intersection(self.second.outstanding(self.owed), self.account.done)
+        return difference(in_table, (*self.reported, *self.outstanding))
+
+    @property
+    def recordable(self) -> tuple[Span, ...]:
+        """The unrecorded offsets, if the metadata limit of the second log allows a record of them; else none.
+
+        Without a record they would stay owed indefinitely, though they are done.
+        """
+        found = self.unrecorded
+        return found if found and self.can_record(found) else ()
+
+    def recovered(self, asked: tuple[Span, ...]) -> tuple[Span, ...]:
+        """Return the unrecorded offsets of these; all unrecorded ones where only a record of them all has room."""
+        found = intersection(self.unrecorded, asked)
+        return found if not found or self.can_record(found) else self.recordable or found
+
+    def can_record(self, done: tuple[Span, ...]) -> bool:
+        """Whether the metadata limit allows a record in the second log that these owed offsets are done."""
+        log = self.second.record(self.owed, done)
+        log = replace(log, origin=log.origin or self.origin)
+        return DoneLog.decode(log.watermark, log.encode()).done == log.done
 
     @property
     def is_paused(self) -> bool:
@@ -296,13 +328,18 @@ def check_log(tp: TopicPartition, offset: int, log_start: int, log_end: int) -> 
         )
 
 
-def rows_missing(tp: TopicPartition, facts: PartitionFacts, missing: tuple[Span, ...]) -> str:
+def rows_missing(
+    tp: TopicPartition,
+    facts: PartitionFacts,
+    missing: tuple[Span, ...],
+    outcome: str = "Nothing was written or committed",
+) -> str:
     """What to say of a table that has lost what was committed, and what to do about it."""
     gone = size(intersection(missing, (Span(0, facts.log_start),)))
     named = listed([f"{tp}:{span}" for span in missing])
     return (
         f"the table lacks {named}, {size(missing):,} offsets that were committed after their rows were written "
         f"(committed {facts.committed}): it was dropped, replaced or rolled back. "
-        f"The broker still has {size(missing) - gone:,} of them. Nothing was written or committed. Restore the table, "
+        f"The broker still has {size(missing) - gone:,} of them. {outcome}. Restore the table, "
         "or set on_missing_rows='owe': what the broker has becomes crash lag partitions, the rest is reported as lost"
     )

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.again import Again
 from kafka_liveness_dagster.kafka.delegated import delegated
 from kafka_liveness_dagster.kafka.fence import Fence
+from kafka_liveness_dagster.kafka.findings import Found
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.proof import Proof
 from kafka_liveness_dagster.kafka.records import RecordReader, Records
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.timeouts import Budget
     from kafka_liveness_dagster.core.witnesses import Witness
     from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.findings import Recovery
     from kafka_liveness_dagster.kafka.proof import Facts
     from kafka_liveness_dagster.kafka.rebalance import Finish
 
@@ -66,6 +68,7 @@ class CatchUpConsumer:
         quarantined: offsets that were left out, each too slow for a batch of its own.
         bad: offsets that were left out, each of which fails alone.
         lost: what expired before it was caught up, with ``on_data_loss="skip"``.
+        recovered: ranges that a dead run had written and not recorded, and that this run does not write again.
     """
 
     def __init__(
@@ -85,13 +88,15 @@ class CatchUpConsumer:
         self.quarantined: list[OffsetRange] = []
         self.bad: list[OffsetRange] = []
         self.lost: list[OffsetRange] = []
+        self._found = Found()
+        self.recovered = self._found.recovered
         self._asked, self._again = by_partition(ranges), Again(again)
         self._max_records, self._on_data_loss, self._log = max_poll_records, on_data_loss, link.log
         self._cluster = Cluster(kafka)
         self._proof = Proof(self._cluster, group_id, self._asked, witness)
         self._second = SecondLog(kafka, group_id, link.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
-        self._rotation = Rotation()
+        self._rotation, self._has_recovered = Rotation(), False
         self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), link.ends_at_ms)
         self._watchdog = Watchdog(self._timer, link, lambda _reason: None)
         self._fence = Fence(self._watchdog, "the batch was planned before its process timeout", begun=True)
@@ -142,6 +147,7 @@ class CatchUpConsumer:
         """
         began_ms = now_ms()
         self._begin_again_if_too_slow()
+        self._recover()
         left, facts = self._outstanding(self._proof.known())
         pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
@@ -158,6 +164,13 @@ class CatchUpConsumer:
         deadline_seconds, planning_seconds = self._timer.left_ms(now_ms()) / 1000, (now_ms() - began_ms) / 1000
         of_now = (self._fence.epoch, self._rotation.planned)
         return Batch(ranges, deadline_seconds, *of_now, planning_seconds=planning_seconds)
+
+    def on_recovered(self, repeat: Recovery) -> None:
+        """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
+
+        Caller: the first ``poll``, in its caller's thread. Affects: the ranges are recorded after it returned.
+        """
+        self._found.on_recovered = repeat
 
     def quarantine(self, poison: OffsetRange) -> None:
         """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
@@ -246,6 +259,19 @@ class CatchUpConsumer:
         self._proof.lost(spans)
         self.lost += expired
         self._log.error("lost: %s; recorded as done", told)
+
+    def _recover(self) -> None:
+        """Record what the table had when this run began and no run has recorded since, once."""
+        if self._has_recovered:
+            return
+        facts = self._proof.known()
+        spans = {tp: facts[tp].recovered(s) for tp, s in self._asked.items() if not facts[tp].is_paused}
+        self._found.recover(spans, {tp: one.log_start for tp, one in facts.items()}, self._log)
+        recorded = {tp: found for tp, found in spans.items() if found and facts[tp].can_record(found)}
+        if recorded:
+            ranges = [OffsetRange(*tp, *span) for tp, found in recorded.items() for span in found]
+            self._second.record(ranges, self._watchdog.check)
+        self._has_recovered = True
 
     def _check_paused(self, paused: list[TopicPartition]) -> None:
         if paused:

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.fairness import Batch, Rotation, Wanted
 from kafka_liveness_dagster.core.heartbeat import PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.resume import resume
+from kafka_liveness_dagster.core.witnesses import RowsMissingError, rows_missing
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.delegated import delegated
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+    from kafka_liveness_dagster.kafka.findings import Recovery
 
 
 class LivenessConsumer:
@@ -53,6 +55,7 @@ class LivenessConsumer:
         jumped: crash lag this consumer found, in the order of finding.
         lost: what expired before either lane processed it, with ``on_data_loss="skip"``.
         forgotten: what this consumer owes again: the commit that said so was replaced, or the table has lost it.
+        recovered: ranges that a dead run had written and not committed, and that this consumer does not write again.
     """
 
     def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, link: RunLink) -> None:
@@ -60,6 +63,7 @@ class LivenessConsumer:
         self._kafka, self._link, self._cluster = kafka, link, Cluster(kafka)
         self._found, self._poison, self._rotation = Found(), set[OffsetRange](), Rotation()
         self.jumped, self.lost, self.forgotten = self._found.jumped, self._found.lost, self._found.forgotten
+        self.recovered = self._found.recovered
         self._second: SecondLog | None = None
         self._timer = PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms)
         self._memberships = Memberships(self._timer, link, self._join, serves_while_busy=live.serves_while_busy)
@@ -156,6 +160,13 @@ class LivenessConsumer:
             with suppress(BrokerUnreachableError):  # the next look waits for it
                 self._wait(give_up_at)
 
+    def on_recovered(self, repeat: Recovery) -> None:
+        """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
+
+        Caller: ``poll``, in its caller's thread. Affects: the ranges are committed after it returned.
+        """
+        self._found.on_recovered = repeat
+
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
 
@@ -167,6 +178,24 @@ class LivenessConsumer:
         self._fence.heartbeat()
         self._memberships.answer()
         self._fence.check()
+
+    def check_rows(self) -> None:
+        """Check that the witness has all rows that are committed of the partitions that this consumer ever had.
+
+        Reads both commit logs and the witness once. Offsets that another client committed are left to the next run.
+
+        Raises:
+            RowsMissingError: it lacks some of them.
+            FencedError: this process is finished with the group.
+        """
+        reason = self._memberships.watchdog.reason
+        if reason is not None and not reason.may_rejoin:
+            self._fence.check()
+        partitions = sorted(self._found.debts) if self.settings.witness else []
+        for tp, facts in witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness).items():
+            missing = facts.missing(facts.committed or 0) if facts.vouched else ()
+            if missing:
+                raise RowsMissingError(rows_missing(tp, facts, missing, "This run writes and commits nothing more"))
 
     def has_time_for_a_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from logging import Logger
 
     from kafka_liveness_dagster.core.resume import Resumed
@@ -19,9 +19,17 @@ FORGOTTEN = (
     "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit replaced what "
     "was owed, or the table lost it. It is owed again, a partition for each range"
 )
+LANDED = "recovered %s, %d offsets, from the table: a run died after it wrote them and before it committed them"
 LOST = "lost: %s, %d offsets, expired before it was processed; going on without it"
 IN_ORDER = "resumes in order, since there are too many owed ranges for a commit, or for max_ranges of CrashLag: %s"
 PAUSED = "paused in both lanes until resume() lets it go on: %s"
+
+
+class Recovery(Protocol):
+    """Repeats what a dead writer of rows may have skipped between the table's commit and the commit of the offsets."""
+
+    def __call__(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange], /) -> None:
+        """Repeat it for ``ranges``; the broker has ``deleted`` the records of the others."""
 
 
 @dataclass
@@ -32,6 +40,8 @@ class Found:
         jumped: crash lag, in the order of finding.
         lost: what expired before it was processed.
         forgotten: what is owed again: the commit that said so was replaced, or the table has lost it.
+        recovered: ranges that were in the table and in neither commit log.
+        on_recovered: repeats what their dead writer may have skipped; called before they are committed.
         debts: what this consumer last wrote down as owed, of each partition it ever had.
         topic_ids: of the topics as it first saw them.
         began: positions at which its live lane began to read, as far as they matter: the last, and those inside of
@@ -41,9 +51,32 @@ class Found:
     jumped: list[OffsetRange] = field(default_factory=list)
     lost: list[OffsetRange] = field(default_factory=list)
     forgotten: list[OffsetRange] = field(default_factory=list)
+    recovered: list[OffsetRange] = field(default_factory=list)
+    on_recovered: Recovery | None = None
     debts: dict[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
     began: dict[TopicPartition, frozenset[int]] = field(default_factory=dict)
+
+    def recover(
+        self, spans: Mapping[TopicPartition, Iterable[Span]], log_starts: Mapping[TopicPartition, int], log: Logger
+    ) -> None:
+        """Repeat what the dead writer of these offsets may have skipped, once.
+
+        Args:
+            spans: offsets that are in the table and in neither commit log; the caller commits them after this.
+            log_starts: the broker has deleted what lies below.
+            log: of the run.
+        """
+        known = self.recovered
+        new = {tp: difference(found, [r.span for r in known if r.topic_partition == tp]) for tp, found in spans.items()}
+        if not (ranges := _ranges(new)):
+            return
+        if self.on_recovered is not None:
+            deleted = {tp: intersection(found, (Span(0, log_starts[tp]),)) for tp, found in new.items()}
+            there = {tp: difference(found, deleted[tp]) for tp, found in new.items()}
+            self.on_recovered(_ranges(there), _ranges(deleted))
+        self.recovered += ranges
+        log.warning(LANDED, listed(ranges), sum(found.size for found in ranges))
 
     def tell(self, settled: Mapping[TopicPartition, Resumed], log: Logger) -> None:
         """These partitions were settled."""

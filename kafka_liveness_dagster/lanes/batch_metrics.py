@@ -30,9 +30,9 @@ from kafka_liveness_dagster.telemetry.tell import labels_of, tell
 from kafka_liveness_dagster.telemetry.traces import trace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
-    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.lanes.dead_letters import Landed
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
 
@@ -73,18 +73,21 @@ class BatchMetrics:
             tell(CLIENT_DURATION, took.get(name, 0.0), {**of_lane, **_operation(name, kind)})
         for name in took.keys() & set(_OURS):
             tell(PHASE_DURATION, took[name], {**of_lane, PHASE: name})
-        offsets = Counter[tuple[tuple[str, str], ...]]()
-        for part in landed.batch.done:
-            if part.topic_partition not in handed_over:
-                offsets[tuple(labels_of(self.group_id, part.topic_partition).items())] += part.size
-        for of, size in offsets.items():
-            tell(OFFSETS, size, {**dict(of), LANE: self.lane})
+        self.processed(part for part in landed.batch.done if part.topic_partition not in handed_over)
         if written.rows is not None:
             tell(ROWS, written.rows, of_lane)
         again = {"other writer": written.attempts - written.unanswered - 1, "no answer": written.unanswered}
         for reason, count in again.items():
             if count > 0:
                 tell(RETRIES, count, {**of_lane, REASON: reason})
+
+    def processed(self, ranges: Iterable[OffsetRange]) -> None:
+        """Count offsets that are processed from now on, by this run or by a dead one that could not count them."""
+        offsets = Counter[tuple[tuple[str, str], ...]]()
+        for part in ranges:
+            offsets[tuple(labels_of(self.group_id, part.topic_partition).items())] += part.size
+        for of, size in offsets.items():
+            tell(OFFSETS, size, {**dict(of), LANE: self.lane})
 
     def _trace(self, one: InFlightWrite, failed: BaseException | None = None) -> None:
         topics = {part.topic for part in one.batch.ranges}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -30,6 +30,7 @@ class Lane(Protocol):
     def is_open(self, batch: Batch) -> bool: ...  # noqa: D102
     def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
     def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
+    def on_recovered(self, repeat: Callable[[Sequence[OffsetRange], Sequence[OffsetRange]], None]) -> None: ...  # noqa: D102
 
 
 class LeftOut(Protocol):

@@ -18,7 +18,8 @@ from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.dead_letters import remove_processed
 from kafka_liveness_dagster.lanes.materialized import Materializations
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
-from kafka_liveness_dagster.lanes.tables import table_now
+from kafka_liveness_dagster.lanes.proven import check_rows
+from kafka_liveness_dagster.lanes.tables import answer_seconds, table_now
 from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
 from kafka_liveness_dagster.runs.signs import SignsOfLife
@@ -79,6 +80,7 @@ def _live(
         next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
         try:
             pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context), told)
+            check_rows(consumer, context.log, answer_seconds(consumer.timeouts.budget.seconds), told.batches)
             last = told.last()
         except BaseException:
             told.tell_what_is_left()
@@ -91,7 +93,12 @@ def _facts(
     consumer: LivenessConsumer, context: dg.AssetExecutionContext, pipeline: Pipeline, known: Counter[str]
 ) -> dict[str, Any]:
     """What each materialization says beside what was written; of what was found, what is not ``known`` yet."""
-    found = {"crash_lag_found": consumer.jumped, "owed_again": consumer.forgotten, "expired_unprocessed": consumer.lost}
+    found = {
+        "crash_lag_found": consumer.jumped,
+        "recovered": consumer.recovered,
+        "owed_again": consumer.forgotten,
+        "expired_unprocessed": consumer.lost,
+    }
     new = {name: ranges[known[name] :] for name, ranges in found.items()}
     known.update({name: len(ranges) for name, ranges in new.items()})
     return {

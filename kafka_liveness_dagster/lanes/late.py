@@ -1,7 +1,8 @@
 """Which records of a batch are of a window that was told complete already? They are counted on it, and nothing waits.
 
 Told when the batch is in the table, and before its offsets are committed: no crash hides it. A batch that is written
-again is counted again.
+again is counted again. Rows of a run that died in between are counted by the run that recovers them, before it commits
+them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_metadata, number
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
     from kafka_liveness_dagster.settings.windows import Window, Windows
+    from kafka_liveness_dagster.spark.transformed import Transformed
 
 
 class LateRecords:
@@ -31,12 +34,19 @@ class LateRecords:
         windows: the asset's.
         group_id: of the live lane.
         again: what this run processes once more: it was in time.
+        recovery_seconds: how long counting the late records of a dead run may take.
     """
 
     def __init__(
-        self, context: dg.AssetExecutionContext, windows: Windows, group_id: str, again: Sequence[OffsetRange]
+        self,
+        context: dg.AssetExecutionContext,
+        windows: Windows,
+        group_id: str,
+        again: Sequence[OffsetRange],
+        recovery_seconds: float = 60.0,
     ) -> None:
         self._context, self._windows, self._group_id, self._again = context, windows, group_id, again
+        self._recovery_seconds = recovery_seconds
 
     def tell(self, one: InFlightWrite, batch: Batch, since: float = 0.0) -> float:
         """Tell what of a written batch is of windows that were told; of those that end after ``since``.
@@ -49,7 +59,7 @@ class LateRecords:
         Returns:
             When the newest window ends that was told by now, in seconds since the epoch.
         """
-        since, ranges = max(since, self._windows.begin), self._new(batch)
+        since, ranges = max(since, self._windows.begin), self._new(batch.done)
         if one.frame is None or not ranges:
             return since
         oldest = one.frame.oldest_ms()
@@ -69,9 +79,38 @@ class LateRecords:
         except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
             self._context.log.warning("whether records of %s are late is not known: %s", batch, error)
 
-    def _new(self, batch: Batch) -> list[OffsetRange]:
-        """What of it is not processed again."""
-        return [r for r in batch.done if not any(r.overlaps(other) for other in self._again)]
+    def recover(self, frame: Transformed, deleted: Sequence[OffsetRange]) -> None:
+        """Count the late records of a run that died after it wrote them: it may not have counted them.
+
+        Args:
+            frame: the ranges that the table has and no commit log; their records are read from Kafka again.
+            deleted: more of those ranges, whose records the broker has deleted.
+
+        Raises:
+            SparkSilentError: Spark did not answer in time. Nothing was committed, and the next run counts them.
+        """
+        from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
+
+        since, until = self._windows.begin, self._windows.told_until(self._context.instance)
+        if until <= since:
+            return
+        if unknown := self._new(deleted):
+            self._context.log.warning(
+                "%s (%s) may have late records that are not counted: a run died after it wrote them, and the broker "
+                "has deleted their records since",
+                number(sum(r.size for r in unknown), "offset"),
+                listed(unknown),
+            )
+        if ranges := self._new(frame.ranges):
+            silent = line_of(frame.session).within(self._recovery_seconds, "late records of a dead run were counted")
+            with SparkJob(frame.session), silent:
+                found = frame.only(ranges).counted_by_time(since, until)
+            self._tell(found, ranges)
+
+    def _new(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """What of them is not processed again."""
+        return [r for r in ranges if not any(r.overlaps(other) for other in self._again)]
 
     def _tell(self, found: Sequence[tuple[str, int, float, int]], ranges: Sequence[OffsetRange]) -> None:
         counts: dict[Window, int] = defaultdict(int)

@@ -44,6 +44,9 @@ class Materializations:
         every_seconds: at least so long from one to the next.
         table_now: gives what tells the table as readers see it, in a thread of its own; None where nobody can tell.
         facts: what else is told with each: lag, links, the cause of the run.
+
+    Attributes:
+        batches: how many the run has committed.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class Materializations:
         self._context, self._group_id, self._every_seconds = context, group_id, every_seconds
         self._table_now, self._facts = table_now, facts
         self._since, self._told_at = Tally(), -math.inf
+        self.batches = 0
         self._next: _Next | None = None
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """A batch is committed. Tells nothing yet: it may be in the middle of a rebalance."""
         self._since.add(batch, rows, seconds)
+        self.batches += 1
 
     @property
     def due_in_seconds(self) -> float:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.sink import Sink, SinkWitness
+    from kafka_liveness_dagster.spark.transformed import Transformed
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Pipeline:
             layout=asset.layout,
             most_bytes=asset.batching.max_batch_bytes,
             source_options=asset.source_options,
-            late=LateRecords(context, asset.windows, asset.group_id, again) if asset.windows else None,
+            late=LateRecords(context, asset.windows, asset.group_id, again, budget.seconds) if asset.windows else None,
             dead_letters=DeadLetters.of(asset, context),
             metrics=BatchMetrics(asset.group_id, lane, context.run.run_id),
         )
@@ -130,6 +131,7 @@ class Pipeline:
                 sizer.in_time(one.batch, seconds, one.mean_bytes)
 
             lane.on_fence(lambda: in_flight.cancel(lane.is_open))
+            lane.on_recovered(self._recover)
             lane.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, commit_first))
             while self._fill(in_flight, next_batch, lane, sizer, lines):
                 batch = in_flight[0].batch
@@ -144,6 +146,12 @@ class Pipeline:
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
                         on_quarantine(poison, self._passed(poison, batch, lane, fenced), "too slow alone")
                     log.warning("%s: %s. At most %d offsets next", batch, fenced, sizer.bound)
+
+    def _recover(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange]) -> None:
+        """Repeat what a dead run may have skipped after it wrote these ranges: late records and metrics."""
+        if self.late is not None:
+            self.late.recover(self._frame_of(ranges), deleted)
+        self.metrics.processed((*ranges, *deleted))
 
     def _fill(
         self, in_flight: InFlightWrites, next_batch: Source, lane: Lane, sizer: BatchSizer, lines: BatchLines
@@ -220,14 +228,10 @@ class Pipeline:
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415
         from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
 
-        session, options = self.spark.session(), {**self.kafka.settings().spark(), **self.source_options}
+        frame = self._frame_of(batch.ranges)
+        session = frame.session
         job = SparkJob(session, *listeners(batch, lane, log, self.liveness))
-        passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
-        frame = Transformed(
-            self.transform, session, batch.ranges, options, passed, self.most_bytes is not None, self.late is not None
-        )
 
         def may_go_on() -> None:
             lane.check()
@@ -243,3 +247,11 @@ class Pipeline:
         write = (session, IcebergTable(self.table), batch.ranges, frame, may_go_on, may_replace)
         writing = TableWrite(*write, ledger=ledger, layout=self.layout)
         return InFlightWrite(batch, job, writing, frame)
+
+    def _frame_of(self, ranges: Sequence[OffsetRange]) -> Transformed:
+        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415 - pyspark stays lazy
+
+        session, options = self.spark.session(), {**self.kafka.settings().spark(), **self.source_options}
+        passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
+        weighs, dates = self.most_bytes is not None, self.late is not None
+        return Transformed(self.transform, session, tuple(ranges), options, passed, weighs, dates)

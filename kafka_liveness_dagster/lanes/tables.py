@@ -22,12 +22,20 @@ def witness_of(
     """Who says what is there, in a batch's time at most: the table's ledger, or a sink that has ``covered``."""
     if asset.sink is not None:
         return SinkWitness.of(asset.sink)
-    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS, TableLedger  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
     session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
-    seconds = max(budget_seconds, ANSWER_SECONDS)
-    return TableLedger(IcebergTable(asset.table or ""), session, seconds, group_id=asset.group_id)
+    return TableLedger(
+        IcebergTable(asset.table or ""), session, answer_seconds(budget_seconds), group_id=asset.group_id
+    )
+
+
+def answer_seconds(budget_seconds: float) -> float:
+    """How long the table may take to say what is in it: a batch's time, which may be too short for any question."""
+    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS  # noqa: PLC0415 - pyspark stays lazy
+
+    return max(budget_seconds, ANSWER_SECONDS)
 
 
 def table_now(

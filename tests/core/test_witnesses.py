@@ -59,7 +59,9 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
     [
         pytest.param(facts(None, None, None), [], [], id="nothing is committed"),
         pytest.param(facts(120, mark((70, 100)), None), [(70, 100)], [], id="no table: by the commit logs"),
-        pytest.param(facts(120, mark((70, 100)), account((0, 120))), [], [], id="the table has all of it"),
+        pytest.param(
+            facts(120, mark((70, 100)), account((0, 120))), [(70, 100)], [], id="in the table, not recorded yet"
+        ),
         pytest.param(facts(120, mark((70, 100)), account((0, 50))), [(70, 100)], [(50, 70), (100, 120)], id="lost"),
         pytest.param(FORGOTTEN, [(70, 120)], [], id="forgotten by another client's commit, and owed again"),
     ],
@@ -204,6 +206,15 @@ def test_what_cannot_be_owed_is_processed_in_order():
     assert (answer.position, answer.owed, answer.overflow) == (70, spans((10, 20)), Span(70, 120))
 
 
+def test_what_is_processed_in_order_is_done_by_no_log():
+    """The second log had a part of it as done, and the table has lost that too."""
+    second = DoneLog(0, spans((80, 90)), spans((60, 65)), origin=BEGUN, target="t")
+    found = facts(120, mark((80, 100)), account((0, 50)), second=second)
+    answer = resume(TP, found, replace(OWE, max_owed_ranges=1))
+    assert (answer.position, answer.overflow) == (50, Span(50, 120))
+    assert (answer.second.done, answer.second.reported) == ((), spans((60, 65)))
+
+
 def test_no_commit_and_latest_owe_what_was_never_read():
     """A group whose offsets expired: a plain consumer would skip what came meanwhile."""
     answer = resume(TP, facts(None, None, account((0, 70))), ResumePolicy(auto_offset_reset="latest"))
@@ -226,7 +237,78 @@ def test_what_a_dead_run_had_written_is_not_owed():
     """It is in the table, though its offsets were not committed."""
     answer = resume(TP, facts(70, mark(kind=Mark.RUNNING), account((0, 100))), PARALLEL)
     assert (answer.position, answer.skipped, answer.crash_lag) == (120, Span(70, 120), spans((100, 120)))
-    assert answer.owed == spans((100, 120))
+    assert answer.owed == answer.crash_lag
+    assert answer.landed == spans((70, 100)), "nobody writes them again"
+
+
+@pytest.mark.parametrize(
+    ("found", "policy", "landed"),
+    [
+        pytest.param(facts(70, mark(kind=Mark.RUNNING), account((0, 100))), ResumePolicy(), [], id="in order"),
+        pytest.param(facts(70, mark(kind=Mark.RUNNING), account((0, 120))), PARALLEL, [], id="nothing else is new"),
+        pytest.param(facts(70, mark(), account((0, 100))), PARALLEL, [], id="the run left in good order"),
+        pytest.param(facts(70, mark(kind=Mark.RUNNING), None), PARALLEL, [], id="no table"),
+        pytest.param(
+            facts(70, mark(kind=Mark.RUNNING, again=(0, 90)), account((0, 100))), PARALLEL, [(90, 100)], id="set back"
+        ),
+        pytest.param(facts(None, None, account((0, 120))), ResumePolicy(), [], id="no commit"),
+    ],
+)
+def test_what_a_dead_run_had_written_comes_again_unless_the_live_lane_skips_it(found, policy, landed):
+    """What comes again repeats all side effects of its commit."""
+    assert resume(TP, found, policy).landed == spans(*landed)
+
+
+def test_what_a_dead_run_had_written_is_not_lost_when_it_expires():
+    """Its rows are there; only what the table lacks is reported as lost."""
+    skip = ResumePolicy(on_data_loss="skip")
+    answer = resume(TP, facts(70, mark(kind=Mark.RUNNING), account((0, 80), (85, 110)), log=(100, 120)), skip)
+    assert (answer.position, answer.lost, answer.second.reported) == (100, spans((80, 85)), spans((80, 85)))
+    assert answer.landed == spans((70, 80), (85, 100)), "100-110 comes again"
+
+
+RECORDED = DoneLog(90, origin=BEGUN, target="t")
+
+
+@pytest.mark.parametrize(
+    ("found", "unrecorded"),
+    [
+        pytest.param(facts(120, mark((70, 120)), account((0, 110))), [(70, 110)], id="its run died in between"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 110)), second=RECORDED), [(90, 110)], id="a part of it"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 110), told=[(80, 120)])), [(70, 80)], id="written off"),
+        pytest.param(facts(120, mark(), account((0, 120))), [], id="not owed"),
+        pytest.param(facts(120, mark((70, 120)), None), [], id="no table"),
+        pytest.param(facts(120, mark((70, 120)), account((0, 120)), second=DoneLog()), [], id="no second log"),
+        pytest.param(
+            facts(120, mark((70, 120), again=(0, 100)), account((0, 120))), [(100, 120)], id="set back: it comes again"
+        ),
+    ],
+)
+def test_what_only_the_table_has_stays_owed_until_it_is_recorded(found, unrecorded):
+    """The first log carries it, or no run would know that its writer died."""
+    assert found.unrecorded == spans(*unrecorded)
+    assert difference(found.unrecorded, still_owed(found)) == ()
+    assert found.recordable == found.unrecorded
+
+
+def test_what_the_second_log_has_no_room_for_is_not_owed_for_its_record():
+    """It would be owed indefinitely."""
+    islands = [(n, n + 1) for n in range(1_000_000, 1_000_900, 3)]
+    second = replace(OURS, done=spans(*islands))
+    found = facts(1_001_000, mark((0, 1_001_000)), account(*islands, (1_000_900, 1_000_950)), second=second)
+    assert found.unrecorded == spans((1_000_900, 1_000_950))
+    assert found.recordable == ()
+    assert found.recovered(spans((1_000_900, 1_000_920))) == spans((1_000_900, 1_000_920)), "counted all the same"
+
+
+def test_what_only_a_record_of_everything_has_room_for_is_recovered_as_a_whole():
+    """Else no run of a single partition would ever record it."""
+    islands = [(n, n + 1) for n in range(1_000_000, 1_000_900, 3)]
+    found = facts(1_001_000, mark((0, 1_001_000)), account((0, 1_001_000)), second=replace(OURS, done=spans(*islands)))
+    assert not found.can_record(spans((1_000_900, 1_000_920)))
+    assert found.recovered(spans((1_000_900, 1_000_920))) == found.unrecorded == found.recordable
+    few = facts(120, mark((70, 120)), account((0, 120)))
+    assert (few.recovered(spans((70, 90))), few.recovered(spans((0, 70)))) == (spans((70, 90)), ())
 
 
 @pytest.mark.parametrize(

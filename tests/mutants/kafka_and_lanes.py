@@ -403,6 +403,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # A second pass over the same modules
     Mutant(
+        name="the side effects of recovered rows are skipped in the live lane",
+        file="kafka/live.py",
+        old="        self._found.recover(landed, starts, self._log)\n",
+        new="",
+        killed_by=f"{_LIVE}recovered_rows_are_not_committed_without_their_side_effects",
+        invariant="DID NOT RAISE ZeroDivisionError",
+    ),
+    Mutant(
+        name="the side effects of recovered rows are skipped in the catch-up lane",
+        file="kafka/catch_up.py",
+        old="        self._recover()\n",
+        new="",
+        killed_by=f"{_CATCH_UP}rows_of_a_dead_run_are_not_recorded_without_its_side_effects",
+        invariant="DID NOT RAISE ZeroDivisionError",
+    ),
+    Mutant(
         name="a refused pause stays",
         file="kafka/live.py",
         old="            owned.paused = before\n",

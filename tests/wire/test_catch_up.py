@@ -124,6 +124,45 @@ def test_crash_lag_is_done_once_it_is_in_the_table_and_in_the_second_log(opened,
     assert lane.done_ranges() == [OWED]
 
 
+def test_rows_of_a_dead_run_get_its_side_effects_before_they_are_recorded(opened, broker, table):
+    """The dead run may have skipped them; the range is recorded, and not processed again."""
+    table.done = (Span(0, 100),)
+    lane = opened()
+    told = []
+
+    def repeat(*ranges):
+        assert broker.written == []
+        told.append(ranges)
+
+    lane.on_recovered(repeat)
+    assert lane.poll().ranges == (REST,)
+    assert told == [([FIRST], [])]
+    assert broker.facts_now.second.outstanding((OWED.span,)) == (REST.span,)
+    assert lane.poll(ahead=True) is None
+    assert (len(told), lane.recovered) == (1, [FIRST])
+    assert opened().recovered == []
+
+
+def test_rows_of_a_dead_run_are_not_recorded_without_its_side_effects(opened, broker, table):
+    """The next run of the range repeats them."""
+    table.done = (Span(0, 120),)
+    lane = opened()
+    lane.on_recovered(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        lane.poll()
+    assert broker.written == []
+
+
+def test_rows_of_a_paused_partition_are_recovered_when_it_is_resumed(opened, broker, table):
+    """Pausing holds both lanes."""
+    table.done = (Span(0, 100),)
+    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.PAUSED))
+    lane = opened()
+    with pytest.raises(PausedPartitionError):
+        lane.poll()
+    assert (lane.recovered, broker.written) == ([], [])
+
+
 def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
     """Its rows may be of either topic: a record of it as done could lose records of the new topic."""
     lane = opened()

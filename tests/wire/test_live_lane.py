@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,7 @@ class Steps:
         topic_id: the topic's id at the broker; empty for a broker without topic ids.
         committed: the group's offset; ``second``: its second log.
         is_ours: whether the last commit is of this package, or of another client.
+        in_table: the end of what the table has.
         done: the steps.
     """
 
@@ -40,7 +42,7 @@ class Steps:
     def __init__(self):
         self.bounds, self.topic_id, self.done = (0, 120), "", []
         self.committed, self.is_ours, self.second = 70, True, DoneLog(120, origin=Origin(0))
-        self.arrived, self.owned = {}, {}
+        self.arrived, self.owned, self.in_table = {}, {}, 70
         self.listening = SimpleNamespace(looked=lambda _ends: None)
 
     def log_bounds(self, partitions):
@@ -55,7 +57,7 @@ class Steps:
         return dict.fromkeys(partitions, one)
 
     def accounts(self, partitions):
-        return {tp: Account((Span(0, 70),), start=0) for tp in partitions}
+        return {tp: Account((Span(0, self.in_table),), start=0) for tp in partitions}
 
     def adopt(self, settled):
         self.done.append(("first log", {tp: one.committed for tp, one in settled.items()}))
@@ -85,11 +87,11 @@ def steps():
 def lane(steps):
     """A lane with these settings: ``lane(policy=…)``; without a witness for a sink that reports nothing."""
 
-    def make(policy=SKIP, *, has_witness=True):
+    def make(policy=SKIP, *, has_witness=True, found=None):
         witness = steps if has_witness else None
         settings = LiveSettings(("orders",), "orders-etl", 500, policy=policy, witness=witness)
         log = logging.getLogger("kafka_liveness_dagster")
-        parts = {"found": Found(), "poison": (), "rotation": Rotation(), "second": lambda: steps, "log": log}
+        parts = {"found": found or Found(), "poison": (), "rotation": Rotation(), "second": lambda: steps, "log": log}
         return LiveLane(steps, steps, settings, **parts)
 
     return make
@@ -141,6 +143,35 @@ def test_the_second_log_is_written_before_the_first(steps, lane):
     lane(ResumePolicy(enable_parallel_rebalance=True)).settle()
     assert [what for what, _ in steps.done][:2] == ["second log", "first log"], "the second log comes first"
     assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
+
+
+@pytest.mark.parametrize(
+    ("log_start", "policy", "repeated"),
+    [(0, ResumePolicy(), ["orders:3:70-100"]), (90, SKIP, ["orders:3:90-100", "orders:3:70-90"])],
+    ids=["all there", "partly deleted"],
+)
+def test_recovered_rows_get_their_side_effects_before_they_are_committed(steps, lane, log_start, policy, repeated):
+    """A crash in between repeats them. A rebalance that holds up the commit does not, in the same process."""
+    steps.arrived[AT], steps.in_table, steps.bounds, steps.second = 1, 100, (log_start, 120), DoneLog(70)
+    adopt, steps.adopt = steps.adopt, lambda _settled: None
+    told = []
+    found = Found(on_recovered=lambda *ranges: told.append([str(r) for part in ranges for r in part]))
+    live = lane(replace(policy, enable_parallel_rebalance=True), found=found)
+    live.settle()
+    steps.adopt = adopt
+    live.settle()
+    assert told == [repeated]
+    assert found.recovered == [OffsetRange("orders", 3, 70, 100)]
+    assert steps.owned[AT].owed == (Span(100, 120),)
+
+
+def test_recovered_rows_are_not_committed_without_their_side_effects(steps, lane):
+    """The next run recovers them."""
+    steps.arrived[AT], steps.in_table, steps.second = 1, 100, DoneLog(70)
+    found = Found(on_recovered=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        lane(ResumePolicy(enable_parallel_rebalance=True), found=found).settle()
+    assert (steps.done, found.recovered) == ([], [])
 
 
 def test_crash_lag_outlasts_a_commit_of_another_client(steps, lane):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import dagster as dg
@@ -11,7 +12,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
+from tests.waiting import wait_for
 from tests.world.forgetful import Forgetful, kept
 
 HOUR, MINUTE = 3600, 60
@@ -21,11 +24,12 @@ MENDED = "concat('mended ', cast(value AS string))"
 class Hourly(Forgetful):
     """Its records are a minute apart, from four hours ago on; the hours are told."""
 
-    def __init__(self, services, produce, rows, spark, **completeness):
+    def __init__(self, services, produce, rows, spark, settings=None, **completeness):
         self.begin = int(time.time() // HOUR - 4) * HOUR
         start = time.strftime("%Y-%m-%d-%H:%M", time.gmtime(self.begin))
         told = kl.Completeness(**{"start": start, "allowed_lateness_seconds": 0.0, **completeness})
-        super().__init__(services, produce, rows, spark, complete_every="1h", completeness=told)
+        settings = {"complete_every": "1h", "completeness": told, **(settings or {})}
+        super().__init__(services, produce, rows, spark, **settings)
         self.by_hour = dg.AssetKey(f"{self.name}_by_hour")
 
     def key(self, hour):
@@ -71,6 +75,11 @@ class Hourly(Forgetful):
         asked = dg.AssetRecordsFilter(asset_key=self.by_hour, asset_partitions=[self.key(hour)])
         records = self.instance.fetch_observations(asked, limit=10, ascending=True).records
         return [record.asset_observation.metadata["late_records"].value for record in records]
+
+    def newest_log(self):
+        """The log of the newest run."""
+        [newest] = self.instance.get_run_records(limit=1)
+        return "\n".join(entry.user_message for entry in self.instance.all_logs(newest.dagster_run.run_id))
 
     def materialize(self, hour):
         """A run that somebody starts for an hour: the error that ended it, or None."""
@@ -257,6 +266,90 @@ def test_what_is_late_is_counted_though_its_run_dies_before_it_commits(made):
     assert world.live() is None
     assert world.late(0) == [5, 10]
     assert {hour: told["late_records"].value for hour, told in world.told().items()} == {0: 10}
+
+
+class DiedError(Exception):
+    """The end of a run between a commit to the table and the commit of its offsets."""
+
+
+@pytest.fixture
+def dying(monkeypatch):
+    """Let one run die when a batch is in the table and ``ready()`` is true; later runs live."""
+
+    @contextmanager
+    def during(ready=lambda: True):
+        landed = Pipeline._landed
+
+        def land_and_die(*told):
+            landed(*told)
+            wait_for(ready)
+            raise DiedError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Pipeline, "_landed", land_and_die)
+            with pytest.raises(DiedError):
+                yield
+
+    return during
+
+
+def test_a_crash_before_the_offset_commit_hides_no_late_record(made, dying):
+    """Two batches of late records are in the table and not committed; the next run skips ahead of them."""
+    world = made(reopen_on_late=True, settings={"batching": kl.Batching(in_flight=2)})
+    world.grow_to(70)
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+    world.produce_at(*[30] * 40)
+    with dying(lambda: len(world.offsets()) == len(kept(0, 110))):
+        world.live(max_poll_records=20)
+    assert (world.committed(), world.late(0)) == (70, [])
+    world.produce_at(*[200] * 40)
+    assert world.live() is None
+    assert world.owed() == [(110, 150)], "the live lane skipped ahead, and its rows of 70-110 stay"
+    assert world.late(0) == [40]
+    world.produce_at(*[200] * 5)
+    assert world.live() is None
+    assert world.late(0) == [40], "once they are committed no run counts them again"
+    assert {hour: told["late_records"].value for hour, told in world.told().items() if hour == 0} == {0: 40}
+
+
+def test_a_crash_in_the_catch_up_lane_hides_no_late_record(made, dying):
+    """Crash lag is in the table and not in the second log; the next run of its partition has nothing left to write."""
+    world = made(reopen_on_late=True)
+    world.crash_at_70()
+    assert sorted(world.told()) == [0]
+    world.produce_at(*[30] * 20)
+    assert world.live() is None
+    assert world.owed() == [(70, 120)]
+    with dying():
+        world.catch_up((70, 120))
+    assert world.offsets() == kept(0, 120)
+    assert world.live() is None
+    assert world.owed() == [(70, 120)], "until a catch-up run has recorded them"
+    assert world.told() == {}, "an hour is complete when the commit logs agree with the table"
+    assert world.catch_up((70, 120)) is None
+    assert world.late(0) == [20]
+    assert world.late(1) == [], "records that were in time are not late"
+    assert sorted(world.told()) == [0, 1, 2]
+    assert world.catch_up((70, 120)) is None
+    assert world.late(0) == [20]
+
+
+def test_late_records_that_the_broker_has_deleted_are_named(made, dying):
+    """Their rows are in the table, so they are not lost, but nothing can count them any more."""
+    world = made()
+    world.grow_to(70)
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+    world.produce_at(*[30] * 40)
+    with dying():
+        world.live()
+    world.produce_at(*[200] * 40)
+    world.expire(100)
+    assert world.live(offsets=kl.Offsets(on_data_loss="skip")) is None
+    assert world.late(0) == [10]
+    assert f"30 offsets ({world.topic}:0:70-100) may have late records that are not counted" in world.newest_log()
+    assert "lost: " not in world.newest_log()
 
 
 def test_an_hour_by_hand_is_processed_again(world):

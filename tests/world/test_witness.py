@@ -18,6 +18,7 @@ from kafka_liveness_dagster.cli.group_commands import status
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.runs.tags import FENCED_TAG
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.table import IcebergTable
@@ -310,6 +311,36 @@ def test_a_table_that_goes_between_two_batches_is_named(forgetful, befall):
     assert isinstance(error, RowsMissingError), error
     assert "rolled back" in str(error)
     assert len(seen) <= 5
+
+
+@pytest.mark.parametrize(
+    ("new", "snapshots", "lacks"),
+    [(30, 1, "50-80"), (30, 2, "20-80"), (0, 1, "20-50")],
+    ids=["its own rows", "another run's too", "a run without a batch"],
+)
+def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(forgetful, monkeypatch, new, snapshots, lacks):
+    """Without lag no other run would look; with ``owe`` the next live run owes them."""
+    world = forgetful()
+    for log_end in (20, 50):
+        world.grow_to(log_end)
+        assert world.live() is None
+    goes_on, idle = Waiting.goes_on, []
+
+    def roll_back_once(waiting):
+        if not idle:
+            idle.append(waiting)
+            world.roll_back(snapshots)
+        return goes_on(waiting)
+
+    monkeypatch.setattr(Waiting, "goes_on", roll_back_once)
+    world.grow_to(50 + new)
+    error = world.live()
+    assert isinstance(error, RowsMissingError), error
+    assert f"{world.topic}:0:{lacks}" in str(error)
+    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
+    for span in world.owed():
+        assert world.catch_up(span) is None
+    assert world.offsets() == kept(0, world.log_end)
 
 
 def test_two_tables_are_two_groups(forgetful):
