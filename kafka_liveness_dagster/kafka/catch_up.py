@@ -13,6 +13,7 @@ from weakref import WeakSet
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fairness import Batch, Rotation, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
+from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
@@ -20,7 +21,7 @@ from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.again import Again
 from kafka_liveness_dagster.kafka.delegated import delegated
 from kafka_liveness_dagster.kafka.fence import Fence
-from kafka_liveness_dagster.kafka.findings import Found
+from kafka_liveness_dagster.kafka.findings import LANDED, Found
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.proof import Proof
 from kafka_liveness_dagster.kafka.records import RecordReader, Records
@@ -266,10 +267,11 @@ class CatchUpConsumer:
             return
         facts = self._proof.known()
         spans = {tp: facts[tp].recovered(s) for tp, s in self._asked.items() if not facts[tp].is_paused}
-        self._found.recover(spans, {tp: one.log_start for tp, one in facts.items()}, self._log)
-        recorded = {tp: found for tp, found in spans.items() if found and facts[tp].can_record(found)}
+        if found := self._found.recover(spans, {tp: one.log_start for tp, one in facts.items()}):
+            self._log.warning(LANDED, listed(found), sum(r.size for r in found))
+        recorded = {tp: done for tp, done in spans.items() if done and facts[tp].can_record(done)}
         if recorded:
-            ranges = [OffsetRange(*tp, *span) for tp, found in recorded.items() for span in found]
+            ranges = [OffsetRange(*tp, *span) for tp, done in recorded.items() for span in done]
             self._second.record(ranges, self._watchdog.check)
         self._has_recovered = True
 

@@ -58,25 +58,28 @@ class Found:
     began: dict[TopicPartition, frozenset[int]] = field(default_factory=dict)
 
     def recover(
-        self, spans: Mapping[TopicPartition, Iterable[Span]], log_starts: Mapping[TopicPartition, int], log: Logger
-    ) -> None:
+        self, spans: Mapping[TopicPartition, Iterable[Span]], log_starts: Mapping[TopicPartition, int]
+    ) -> list[OffsetRange]:
         """Repeat what the dead writer of these offsets may have skipped, once.
 
         Args:
             spans: offsets that are in the table and in neither commit log; the caller commits them after this.
             log_starts: the broker has deleted what lies below.
-            log: of the run.
+
+        Returns:
+            The ranges of which it was repeated now. Nothing is logged yet: a slow handler would hold up the group.
         """
         known = self.recovered
         new = {tp: difference(found, [r.span for r in known if r.topic_partition == tp]) for tp, found in spans.items()}
-        if not (ranges := _ranges(new)):
-            return
+        ranges = _ranges(new)
+        if not ranges:
+            return []
         if self.on_recovered is not None:
             deleted = {tp: intersection(found, (Span(0, log_starts[tp]),)) for tp, found in new.items()}
             there = {tp: difference(found, deleted[tp]) for tp, found in new.items()}
             self.on_recovered(_ranges(there), _ranges(deleted))
         self.recovered += ranges
-        log.warning(LANDED, listed(ranges), sum(found.size for found in ranges))
+        return ranges
 
     def tell(self, settled: Mapping[TopicPartition, Resumed], log: Logger) -> None:
         """These partitions were settled."""
@@ -85,9 +88,10 @@ class Found:
         self.lose({tp: resumed.lost for tp, resumed in settled.items()}, log)
         forgotten = _ranges({tp: resumed.forgotten for tp, resumed in settled.items()})
         jumped = _ranges({tp: resumed.crash_lag for tp, resumed in settled.items()})
+        landed = _ranges({tp: resumed.landed for tp, resumed in settled.items()})
         self.forgotten += forgotten
         self.jumped += jumped
-        for told, ranges in ((FORGOTTEN, forgotten), (CRASH_LAG, jumped)):
+        for told, ranges in ((LANDED, landed), (FORGOTTEN, forgotten), (CRASH_LAG, jumped)):
             if ranges:
                 log.warning(told, listed(ranges), sum(found.size for found in ranges))
         paused = [f"{tp} at {resumed.position}" for tp, resumed in settled.items() if resumed.paused]

@@ -90,7 +90,7 @@ class LiveLane:
         facts = self._facts(sorted(arrived))
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, self._poison)) for tp in arrived}
         landed, starts = {tp: r.landed for tp, r in resumed.items()}, {tp: one.log_start for tp, one in facts.items()}
-        self._found.recover(landed, starts, self._log)
+        self._found.recover(landed, starts)
         self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
         self._warn(facts)
         self.member.adopt(

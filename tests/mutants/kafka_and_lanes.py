@@ -405,7 +405,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the side effects of recovered rows are skipped in the live lane",
         file="kafka/live.py",
-        old="        self._found.recover(landed, starts, self._log)\n",
+        old="        self._found.recover(landed, starts)\n",
         new="",
         killed_by=f"{_LIVE}recovered_rows_are_not_committed_without_their_side_effects",
         invariant="DID NOT RAISE ZeroDivisionError",
