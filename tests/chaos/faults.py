@@ -11,7 +11,17 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.chaos.orders import BUDGET, SESSION
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from pyspark.errors import PySparkException
+
+import kafka_liveness_dagster as kl
+from definitions.demo.verdict import TABLE
+from kafka_liveness_dagster.core.witnesses import OtherGroupError
+from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.chaos.orders import BUDGET, GROUP, SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,9 +139,70 @@ def _power_loss(stage, seconds, lot):
     return f"SIGKILL of all of Dagster, {seconds:.0f} s down"
 
 
+def _stray_commit(stage, seconds, lot):
+    """What kcat with auto-commit, or a tool that resets all groups, leaves in the second commit log."""
+    offsets = [KafkaTopicPartition("orders", p, end) for p, end in stage.ends().items()]
+    config = {"bootstrap.servers": stage.judged.bootstrap_servers, "group.id": f"{GROUP}.catch-up"}
+    client = Consumer({**config, "enable.auto.commit": False})
+    try:
+        client.commit(offsets=offsets, asynchronous=False)
+    finally:
+        client.close()
+    return f"external commit of the log ends in {GROUP}.catch-up"
+
+
+def _call(stage, procedure, arguments):
+    """Call a procedure of the table's catalog; return whether it was done."""
+    catalog, _, name = TABLE.partition(".")
+    session = connect(stage.judged.spark_remote, timeout_seconds=30.0)
+    try:
+        session.sql(f"CALL {catalog}.system.{procedure}(table => '{name}', {arguments})").collect()
+    except PySparkException:  # a commit of the table was faster, or the snapshot has expired
+        return False
+    finally:
+        end(session)
+    return True
+
+
+def _roll_back(stage, seconds, lot):
+    ancestors = [entry.snapshot_id for entry in stage.load_table().history()]
+    count = min(1 + int(3 * lot), len(ancestors) - 1)
+    if count < 1:
+        return ""
+    reason = f"by {count} snapshots"
+    stage.history.file.append("rolled_back", reason=reason)  # before and after: a read may begin in between
+    if not _call(stage, "rollback_to_snapshot", f"snapshot_id => {ancestors[-1 - count]}"):
+        return ""
+    stage.history.file.append("rolled_back", reason=reason)
+    return f"table rolled back by {count} snapshots"
+
+
+def _expire(stage, seconds, lot):
+    # Iceberg takes the moment as UTC; what is newer than it stays
+    done = _call(stage, "expire_snapshots", "older_than => now(), retain_last => 1")
+    return "all snapshots but the newest expired" if done else ""
+
+
+def _another_group(stage, seconds, lot):
+    """A test environment, say, that was pointed at this table."""
+    group = f"{GROUP}-copy"
+    session = connect(stage.judged.spark_remote, timeout_seconds=30.0)
+    witness = TableLedger(IcebergTable(TABLE), lambda: session, group_id=group)
+    kafka = kl.KafkaLivenessResource(bootstrap_servers=stage.judged.bootstrap_servers, group_protocol="classic")
+    try:
+        with kafka.consumer(topics=["orders"], group_id=group, witness=witness, max_batch_seconds=60) as consumer:
+            consumer.poll(30)
+    except OtherGroupError:
+        return f"a run of group {group} was refused"
+    finally:
+        end(session)
+    raise AssertionError(f"group {group} was not refused")
+
+
 _RUN, _FOUND = (RUN_WAITS, RUN_WORKS), (RUN_WAITS + SESSION, RUN_WORKS)
 _OVER, _COLD = (BUDGET + OUT + RUN_WAITS, RUN_WORKS), (RUN_WAITS, RUN_WORKS + COLD)
 _LOST = (RUN_WAITS + FORGOTTEN, RUN_WORKS)
+_NEXT = (RUN_WAITS, 2 * RUN_WORKS)
 _SHORT, _LONG = (1, SESSION / 2), (SESSION + 4, 25)
 FAULTS = (
     Fault("run killed", *_RUN, "session, look; start, batch", (0, 0), _kill_run),
@@ -147,6 +218,10 @@ FAULTS = (
     Fault("Spark killed", *_COLD, "a run, a cold server", (0, 10), _kill_spark),
     Fault("Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "talk")),
     Fault("Spark's connections lost", *_OVER, "the same", (3, 30), _silence("spark", "forget")),
+    Fault("stray commit in the second log", *_RUN, "a look; start, batch", (0, 0), _stray_commit),
+    Fault("table rolled back", *_NEXT, "the run fails, the next one finds the rows missing", (0, 0), _roll_back),
+    Fault("snapshots expired", *_RUN, "nothing is lost", (0, 0), _expire),
+    Fault("another group at the table", *_RUN, "it is refused", (0, 0), _another_group),
     Fault("power lost", RUN_WAITS, RUN_WORKS + AGAIN, "Dagster starts, a run", (0, 5), _power_loss),
 )
 

@@ -12,6 +12,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 
+GROUP = "orders-etl"
 SESSION, HEARTBEAT, BUDGET = 6.0, 1.5, 30.0  # seconds; the first two are the group's own, on the broker, under KIP-848
 CLASSIC = {"session_timeout_seconds": SESSION, "heartbeat_interval_seconds": HEARTBEAT}
 PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
@@ -19,11 +20,12 @@ PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
 
 @kl.kafka_asset(
     topics=["orders"],
-    group_id="orders-etl",
+    group_id=GROUP,
     table="lake.shop.orders",
     max_poll_records=5_000,
     max_batch_seconds=BUDGET,
     enable_parallel_rebalance=True,
+    offsets=kl.Offsets(on_missing_rows="owe"),
     crash_lag=kl.CrashLag(auto_catch_up=os.environ.get("CHAOS_CATCH_UP") == "sensor"),
     iceberg=kl.Iceberg(snapshots=os.environ.get("CHAOS_SNAPSHOTS", "overwrite")),
     maintenance=kl.Maintenance(

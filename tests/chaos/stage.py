@@ -22,13 +22,13 @@ from definitions.demo.stage import DemoError, launch_backfill, messages
 from definitions.demo.verdict import TABLE
 from definitions.feed import PARTITIONS, OrdersFeed
 from kafka_liveness_dagster.embedded import services, state
-from tests.chaos.orders import HEARTBEAT, SESSION
+from tests.chaos.orders import GROUP, HEARTBEAT, SESSION
 from tests.chaos.services import Broker, Spark, addresses
 from tests.history.observer import Observer
 from tests.timeouts import set_timeouts
 from tests.world.power_loss import DagsterDev
 
-GROUP, CRASH_LAG = "orders-etl", "orders_crash_lag"
+CRASH_LAG = "orders_crash_lag"
 _LOOK_SECONDS = 0.5
 _READ_EVERY_SECONDS = 10.0
 

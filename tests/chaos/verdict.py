@@ -14,7 +14,7 @@ import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
 
 from definitions.demo.verdict import Verdict, compare, read_table
-from tests.chaos.stage import GROUP
+from tests.chaos.orders import GROUP
 from tests.world.power_loss import ROOT
 
 if TYPE_CHECKING:
