@@ -9,7 +9,7 @@ import pytest
 
 from kafka_liveness_dagster.core.ledger import Snapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.core.witnesses import OtherGroupError, RowsMissingError
 from kafka_liveness_dagster.spark import ledger as module
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.summaries import HAD, SINCE, WROTE
@@ -56,11 +56,11 @@ def table():
 
 @pytest.fixture
 def opened(table, monkeypatch):
-    """A ledger of another process: ``opened()``; it reads the snapshots when it has to, and in ``accounts``."""
+    """A ledger of another process, maybe of a group; it reads when it has to, and in ``accounts``."""
     monkeypatch.setattr(module, "newest", lambda _session, table: dict(table.snapshots))
     monkeypatch.setattr(module, "line_of", lambda _: SimpleNamespace(within=lambda *_: nullcontext()))
     monkeypatch.setattr(module, "_LOOK_SHARE", 1e-12)
-    return lambda: TableLedger(table, lambda: None)
+    return lambda group_id="": TableLedger(table, lambda: None, group_id=group_id)
 
 
 def done(ledger):
@@ -100,3 +100,44 @@ def test_rows_of_other_processes_that_a_rollback_removed_are_not_recorded(table,
     with pytest.raises(RowsMissingError, match="lacks orders:3:10-20"):
         table.put(lane, 20, 30)
     assert done(opened()) == (Span(0, 10),)
+
+
+def test_a_second_group_is_found_before_the_second_write(table, opened):
+    """Both read an empty table; each lands one batch, and the ledger of neither is due for another look."""
+    lane, other = opened("orders-etl"), opened("orders-test")
+    assert done(lane) == done(other) == ()
+    summary = other.properties(None, None, [OffsetRange(*AT, 10, 20)])
+    table.put(lane, 0, 10)
+    table.snapshots[2] = Snapshot(2, 1, summary[WROTE])
+    table.current_id = 2
+    with pytest.raises(OtherGroupError, match="that group orders-test wrote"):
+        table.put(lane, 20, 30)
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["before it is seen", "after it is seen"])
+def test_a_rollback_of_rows_that_replaced_others_is_found(table, opened, seen):
+    """The former rows are there again, so no offset is missing."""
+    first = opened()
+    table.put(first, 0, 20)
+    replay = opened()
+    assert done(replay) == (Span(0, 20),)
+    table.put(replay, 0, 10)
+    before = table.current_id
+    table.put(replay, 10, 20)
+    if seen:
+        assert done(replay) == (Span(0, 20),)
+    table.current_id = before
+    with pytest.raises(RowsMissingError, match="rolled back while this run replaced orders:3:"):
+        done(replay)
+
+
+def test_rows_that_replaced_others_are_found_in_the_snapshots(table, opened):
+    """Nobody rolled the table back; a commit of another client came on top."""
+    table.put(opened(), 0, 20)
+    replay = opened()
+    assert done(replay) == (Span(0, 20),)
+    for start in (0, 10):
+        table.put(replay, start, start + 10)
+    table.put(opened(), 20, 30)
+    for _ in range(2):
+        assert done(replay) == (Span(0, 30),)
