@@ -418,6 +418,13 @@ def test_the_checker_agrees_with_sets_of_single_offsets(events, data):
     assert single(events) == naive(events)
 
 
+def test_a_row_that_goes_twice_is_one_anomaly():
+    """It was there again in between."""
+    rows, produced = [["orders", 0, 0, 1, 1]], ("produced", {"ranges": [["orders", 0, 0, 1]]})
+    reads = [("read", {"snapshot": n, "rows": rows if n % 2 == 0 else []}) for n in range(4)]
+    assert [one.kind for one in check(history(produced, *reads))] == ["seen_then_gone"]
+
+
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda one: (one[0], one[0] + one[1]))).map(union)
 
 

@@ -219,16 +219,16 @@ def _valued(event: Event, ranges: list) -> Iterator[tuple[Partition, int, list]]
 def _seen_then_gone(history: _History) -> Iterator[Anomaly]:
     """Find rows of an earlier read that a later one lacks, without a rollback of the table in between."""
     seen: Spans = {}
+    known: Spans = {}
     before: Event | None = None
     for read, rows in history.reads:
         rollbacks = [
             event for event in history.events("rolled_back") if before and before.time < event.time <= read.time
         ]
-        for tp in seen.keys() | rows.keys():
-            there = rows.get(tp, [])
-            for start, end in difference(seen.get(tp, []), there) if not rollbacks else ():
-                lines = (before.line, read.line)
-                yield Anomaly("seen_then_gone", *tp, start, end, lines, "in an earlier read, absent from a later one")
+        gone = {tp: difference(spans, rows.get(tp, [])) for tp, spans in seen.items()} if not rollbacks else {}
+        for tp, start, end in _unknown(gone, known):
+            lines = (before.line, read.line)
+            yield Anomaly("seen_then_gone", *tp, start, end, lines, "in an earlier read, absent from a later one")
         seen, before = rows, read
 
 
