@@ -134,7 +134,7 @@ class RunWorker(Process):
 
     def _pipeline(self) -> tuple[Pipeline, TableLedger]:
         world, session, seen = self.world, Session(self), SeenTable()
-        ledger = TableLedger(seen, lambda: session, group_id=GROUP)  # type: ignore[arg-type, return-value]
+        ledger = TableLedger(seen, lambda: session)  # type: ignore[arg-type, return-value]
         s = world.scenario
         spark: Any = SimpleNamespace(session=lambda: session)
         kafka: Any = SimpleNamespace(settings=lambda: KAFKA)
