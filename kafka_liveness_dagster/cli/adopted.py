@@ -57,7 +57,7 @@ class Adoption:
         former: dict[str, list[str]] = {}
         offsets: dict[str, int] = {}
         for tp, account in seen.ledger.accounts.items():
-            others = sorted(account.groups - {group_id})
+            others = sorted(seen.ledger.of(tp).groups - {group_id})
             if others and (not topics or tp.topic in topics):
                 former[tp.topic] = others
                 offsets[tp.topic] = offsets.get(tp.topic, 0) + sum(span.size for span in account.done)
@@ -105,4 +105,4 @@ class Adoption:
 
     def _wrote(self, topic: str) -> bool:
         """Return whether the new group wrote rows of the topic before."""
-        return any(self.group_id in account.groups for tp, account in self.ledger.accounts.items() if tp.topic == topic)
+        return any(self.group_id in self.ledger.of(tp).groups for tp in self.ledger.accounts if tp.topic == topic)

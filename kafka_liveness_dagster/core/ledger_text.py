@@ -35,7 +35,7 @@ grow a thousandfold: 389 kB became 300 MB."""
 _PACKED = "z:"
 _SPAN, _SIZED = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)"), re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
 _REST_UNKNOWN = "?"
-_TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%,-]+))?")
+_TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%/-]+))?")
 _SNAPSHOT_ID = re.compile("[0-9]{1,19}")
 _PARTITION = re.compile(
     r"(?P<partition>[0-9]{1,10})(?P<unknown>\?)?(?:@(?P<start>[0-9]{1,19}))?:(?P<done>[0-9,-]*)(?:!(?P<told>[0-9,-]+))?"
@@ -49,7 +49,7 @@ class LedgerError(KafkaLivenessError):
 def encode(accounts: Accounts, *, complete: bool = True) -> str:
     """The accounts as a snapshot's summary holds them: ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``.
 
-    The groups that wrote rows of a topic stand behind its id, percent-encoded and separated by commas. What is told
+    The groups that wrote rows of a topic stand behind its id, percent-encoded and separated by slashes. What is told
     without rows stands behind ``!``; ``?`` stands behind a partition of which more may be there, and before all where
     there may be more partitions. A long text is compressed.
     """
@@ -58,7 +58,7 @@ def encode(accounts: Accounts, *, complete: bool = True) -> str:
         known = list(partitions)
         topic_id = next((accounts[tp].topic_id for tp in known if accounts[tp].topic_id), "")
         groups = sorted(frozenset[str]().union(*(accounts[tp].groups for tp in known)))
-        writers = ",".join(quote(group, safe="") for group in groups)
+        writers = "/".join(quote(group, safe="") for group in groups)
         words.append(f"{topic}/{topic_id}/{writers}" if writers else f"{topic}/{topic_id}")
         words += [f"{tp.partition}{_account(accounts[tp])}" for tp in known]
     text = " ".join(words)
@@ -79,7 +79,7 @@ def decode(text: str) -> dict[TopicPartition, Account]:
             continue
         if (named := _TOPIC.fullmatch(word)) is not None:
             topic, topic_id = named["topic"], named["topic_id"]
-            groups = frozenset(map(unquote, filter(None, (named["groups"] or "").split(","))))
+            groups = frozenset(map(unquote, filter(None, (named["groups"] or "").split("/"))))
             continue
         one = _PARTITION.fullmatch(word)
         if one is None or not topic:

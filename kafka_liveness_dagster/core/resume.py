@@ -147,7 +147,9 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
         back = max(missing[0].start, facts.log_start)  # in order from there: dear, but nothing is left out
         owed, overflow = intersection(owed, (Span(0, back),)), Span(back, start)
         second = replace(second.without((overflow,)), reported=second.reported)
-        return Resumed(back, owed, overflow=overflow, lost=lost, paused=facts.is_paused, again=again, second=second)
+        expired = intersection(landed, (Span(0, facts.log_start),))
+        found = Resumed(back, owed, overflow=overflow, lost=lost, again=again, second=second, landed=expired)
+        return replace(found, paused=facts.is_paused)
     owed = union((*owed, *missing))
     # Only what has expired stays as it landed: the rest comes again, unless the live lane skips it
     expired = intersection(landed, (Span(0, start),))

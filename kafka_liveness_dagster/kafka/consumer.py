@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.fairness import Batch, Rotation, Wanted
-from kafka_liveness_dagster.core.heartbeat import PollTimer
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, rows_missing
@@ -188,10 +188,13 @@ class LivenessConsumer:
             RowsMissingError: it lacks some of them.
             FencedError: this process is finished with the group.
         """
-        reason = self._memberships.watchdog.reason
-        if reason is not None and not reason.may_rejoin:
-            self._fence.check()
         partitions = sorted(self._found.debts) if self.settings.witness else []
+        if not partitions:
+            return
+        reason = self._memberships.watchdog.reason
+        # A run whose own budget is spent has committed all it planned, and only reads here
+        if not (reason is None or reason.may_rejoin or reason is FenceReason.RUN_BUDGET_SPENT):
+            self._fence.check()
         for tp, facts in witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness).items():
             missing = facts.missing(facts.committed or 0) if facts.vouched else ()
             if missing:

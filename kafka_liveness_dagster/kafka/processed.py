@@ -9,6 +9,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.kafka.times import offsets_at, window_bounds
+from kafka_liveness_dagster.kafka.witness import check_second_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,9 +63,11 @@ def processed(
     Raises:
         InvalidSettingError: the group has committed nothing.
         DataExpiredError: the broker has deleted records, maybe some of the window's.
+        ForeignCommitError: an external commit replaced the second log; the next run with a table rewrites it.
     """
     known = cluster.partitions(list(topics) or cluster.topics())
     facts = cluster.facts(group_id, sorted(cluster.commits(group_id, known)))
+    check_second_log(cluster, group_id, facts)
     if not facts:
         raise InvalidSettingError(f"group {group_id} has committed nothing{' of these topics' if topics else ''}")
     first: Mapping[TopicPartition, int | None]

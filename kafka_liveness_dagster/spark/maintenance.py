@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.ledger import Snapshot, lineage
+from kafka_liveness_dagster.core.ledger_text import since_of
 from kafka_liveness_dagster.core.upkeep import expire_before
 from kafka_liveness_dagster.spark.errors import SparkFailedError
 from kafka_liveness_dagster.spark.failed import in_short, is_the_servers, refusal
@@ -104,7 +105,7 @@ class Maintenance:
         if current is None:
             return
         rows = self.session.sql(_SNAPSHOTS.format(table=self.table.quoted)).collect()
-        snapshots = {one: Snapshot(one, parent, since=int(since) if since else None) for one, parent, _, since in rows}
+        snapshots = {one: Snapshot(one, parent, since=since_of(one, since)) for one, parent, _, since in rows}
         at = {one: millis / 1000 for one, _, millis, _ in rows}
         found = lineage(snapshots, current)
         before = expire_before(
