@@ -29,7 +29,7 @@ class Adoption:
 
     Attributes:
         snapshot_id: the table's current snapshot, which the ledger describes.
-        former: the other groups that wrote rows of each topic.
+        groups: all groups that wrote rows of each topic, another one than ``group_id`` among them.
         offsets: the number of offsets of each topic in the table.
     """
 
@@ -39,7 +39,7 @@ class Adoption:
     table: str
     snapshot_id: int
     ledger: Ledger
-    former: Mapping[str, Sequence[str]]
+    groups: Mapping[str, frozenset[str]]
     offsets: Mapping[str, int]
 
     @classmethod
@@ -54,26 +54,27 @@ class Adoption:
 
         check_group_id(group_id)
         seen = history(session, IcebergTable(table))
-        former: dict[str, list[str]] = {}
+        groups: dict[str, frozenset[str]] = {}
         offsets: dict[str, int] = {}
         for tp, account in seen.ledger.accounts.items():
-            others = sorted(seen.ledger.of(tp).groups - {group_id})
-            if others and (not topics or tp.topic in topics):
-                former[tp.topic] = others
+            wrote = seen.ledger.of(tp).groups
+            if wrote - {group_id} and (not topics or tp.topic in topics):
+                groups[tp.topic] = wrote
                 offsets[tp.topic] = offsets.get(tp.topic, 0) + sum(span.size for span in account.done)
-        if not former or seen.snapshot_id is None:
+        if not groups or seen.snapshot_id is None:
             raise InvalidSettingError(
                 f"Table {table} has no rows{' of these topics' if topics else ''} that another group than {group_id} "
                 "wrote. Nothing was changed. Fix: check the names of the table and the group; "
                 f"`kafka-liveness audit {group_id} --table {table}` shows the table's offsets."
             )
-        check_idle(cluster, [group_id, *sorted({group for groups in former.values() for group in groups})])
-        return cls(cluster, session, group_id, table, seen.snapshot_id, seen.ledger, former, offsets)
+        check_idle(cluster, sorted({group_id}.union(*groups.values())))
+        return cls(cluster, session, group_id, table, seen.snapshot_id, seen.ledger, groups, offsets)
 
     def lines(self) -> Iterator[str]:
         """Describe the rows of each topic."""
-        for topic, groups in self.former.items():
-            yield f"{topic}: {number(self.offsets[topic], 'offset')} written by {', '.join(groups)}"
+        for topic, groups in self.groups.items():
+            others = sorted(groups - {self.group_id})
+            yield f"{topic}: {number(self.offsets[topic], 'offset')} written by {', '.join(others)}"
 
     def adopt(self) -> Iterator[str]:
         """Copy the commits of a single former group, then name the new group in the table's ledger.
@@ -84,25 +85,21 @@ class Adoption:
         from kafka_liveness_dagster.spark.summaries import HAD, SINCE  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
-        for topic, groups in self.former.items():
-            if len(groups) > 1 or self._wrote(topic):
-                continue
-            if copied := copy_commits(self.cluster, groups[0], self.group_id, [topic]):
-                yield f"{topic}: copied the commits of {number(len(copied), 'partition')} from {groups[0]}"
+        mixed = [topic for topic, groups in self.groups.items() if len(groups) > 1]
+        for topic in sorted(self.groups.keys() - mixed):
+            (former,) = self.groups[topic]
+            if copied := copy_commits(self.cluster, former, self.group_id, [topic]):
+                yield f"{topic}: copied the commits of {number(len(copied), 'partition')} from {former}"
         accounts = {
-            tp: replace(account, groups=frozenset({self.group_id})) if tp.topic in self.former else account
+            tp: replace(account, groups=frozenset({self.group_id})) if tp.topic in self.groups else account
             for tp, account in self.ledger.accounts.items()
         }
         summary = {HAD: encode(accounts, complete=self.ledger.complete), SINCE: str(self.snapshot_id)}
         table = IcebergTable(self.table)
         append_nothing(self.session.table(table.quoted), table, summary)
-        yield f"{self.table}: the rows of {number(len(self.former), 'topic')} belong to group {self.group_id} now"
-        if mixed := [topic for topic, groups in self.former.items() if len(groups) > 1 or self._wrote(topic)]:
+        yield f"{self.table}: the rows of {number(len(self.groups), 'topic')} belong to group {self.group_id} now"
+        if mixed:
             yield (
                 f"{', '.join(mixed)}: several groups wrote here, and the last one to write an offset has its rows. "
                 f"Fix: replay them with `kafka-liveness replay {self.group_id} --from …`"
             )
-
-    def _wrote(self, topic: str) -> bool:
-        """Return whether the new group wrote rows of the topic before."""
-        return any(self.group_id in self.ledger.of(tp).groups for tp in self.ledger.accounts if tp.topic == topic)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.accounts import Account, total
@@ -121,11 +122,7 @@ def written_since(snapshots: Mapping[int, Snapshot], current: int | None, before
     >>> sorted(written_since({1: Snapshot(1, None, "t/ 0:0-5"), 2: Snapshot(2, 1, "t/ 0:5-9")}, 2, 1).popitem()[1].done)
     [Span(start=5, end=9)]
     """
-    new: list[int] = []
-    for one in _ancestors(snapshots, current):
-        if one == before:
-            return total(decode_of(i, snapshots[i].wrote) for i in new)
-        new.append(one)
+    new = list(takewhile(lambda one: one != before, _ancestors(snapshots, current)))
     last = snapshots[new[-1]].parent_id if new else current
     return total(decode_of(i, snapshots[i].wrote) for i in new) if last == before else None
 
