@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.ledger import Snapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.witnesses import OtherGroupError, RowsMissingError
@@ -66,6 +67,17 @@ def opened(table, monkeypatch):
 def done(ledger):
     """Return the offsets of the partition that a ledger finds in the table now."""
     return ledger.accounts([AT])[AT].done
+
+
+def test_what_was_learned_counts_before_it_is_written(table, opened):
+    """Of offsets that were forgiven: an external commit may replace the only record of them meanwhile."""
+    ledger = opened()
+    table.put(ledger, 0, 70)
+    ledger.learn({AT: Account(reported=(Span(70, 120),))})
+    assert ledger.accounts([AT])[AT].reported == (Span(70, 120),)
+    assert opened().accounts([AT])[AT].reported == ()
+    table.put(ledger, 120, 150)
+    assert opened().accounts([AT])[AT].reported == (Span(70, 120),)
 
 
 def test_a_sum_hides_nothing_that_was_written_since_it_was_read(table, opened):

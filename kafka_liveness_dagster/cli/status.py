@@ -14,6 +14,7 @@ from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, Ext
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.names import check_group_id
+from kafka_liveness_dagster.core.offsets import intersection
 from kafka_liveness_dagster.core.run_marks import run_of_client, run_of_place
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_identity
 from kafka_liveness_dagster.kafka.answers import both_logs
@@ -48,8 +49,9 @@ class PartitionStatus:
         return commit_log.committed(self.seen.committed, self.seen.pending)
 
     def expiry(self, owed: Span) -> Expiry:
-        """How near the broker's retention is to an owed range."""
-        return expiry(owed, self.seen.log_start, self.seen.log_end)
+        """How near the broker's retention is to what of an owed range needs its records."""
+        needed = intersection((owed,), self.seen.unprocessed)
+        return expiry(needed[0], self.seen.log_start, self.seen.log_end) if needed else Expiry.SAFE
 
     def as_json(self) -> dict[str, Any]:
         """Both logs apart, then what they mean together."""

@@ -89,8 +89,8 @@ class PartitionCertificate:
 
     @property
     def forgotten(self) -> bool:
-        """Whether what is missing was forgotten by a stranger's commit; else the table has lost it."""
-        return not self.facts.vouched
+        """Whether an external commit replaced the record of what is missing; else the table has lost it."""
+        return not self.facts.proves_loss
 
     @cached_property
     def in_table(self) -> tuple[Span, ...]:

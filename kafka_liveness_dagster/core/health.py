@@ -161,7 +161,7 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
     """
     lost, near = [], []
     for seen in partitions:
-        waiting = [*seen.outstanding]
+        waiting = [*seen.unprocessed]
         if seen.committed is not None and seen.lag:
             waiting.append(Span(seen.committed, seen.log_end))
         for span in waiting:
@@ -169,7 +169,7 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
             if at_risk in (Expiry.BEGUN, Expiry.GONE):
                 gone = Span(span.start, min(span.end, seen.log_start))
                 lost.append(OffsetRange(*seen.topic_partition, *gone))
-            elif at_risk is Expiry.NEAR and (span in seen.outstanding or seen.paused or span.size > batch_size):
+            elif at_risk is Expiry.NEAR and (span in seen.unprocessed or seen.paused or span.size > batch_size):
                 near.append(OffsetRange(*seen.topic_partition, *span))
     numbers = {"expired_offsets": sum(r.size for r in lost), "offsets_about_to_expire": sum(r.size for r in near)}
     longer = "process them now (crash lag: its partitions), or raise the topic's retention"

@@ -132,6 +132,7 @@ class PartitionSnapshot:
         origin: the first offset that the group answers for; None where nobody knows.
         reported: what is accounted for without rows: forgiven, or lost and told.
         external: the commit of another client that replaced the second log.
+        unrecorded: what of ``outstanding`` is in the table: a run died before it recorded that.
         is_upper_bound: no ledger says what of ``outstanding`` is done since: it is at most that.
     """
 
@@ -147,12 +148,13 @@ class PartitionSnapshot:
     reported: tuple[Span, ...] = ()
     external: ExternalCommit | None = None
     is_upper_bound: bool = False
+    unrecorded: tuple[Span, ...] = ()
 
     @classmethod
     def of(cls, tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
         """The snapshot that these facts give."""
         missing = () if facts.committed is None else facts.missing(facts.committed)
-        forgotten = () if facts.vouched else missing
+        forgotten = () if facts.proves_loss else missing
         return cls(
             tp,
             facts.committed,
@@ -161,17 +163,23 @@ class PartitionSnapshot:
             intersection((*facts.outstanding, *facts.recordable, *forgotten), (Span(0, facts.log_end),)),
             log_start=facts.log_start,
             forgotten=forgotten,
-            missing=missing if facts.vouched else (),
+            missing=missing if facts.proves_loss else (),
             origin=facts.origin.start if facts.origin else None,
             reported=facts.reported,
             external=facts.second.external,
             is_upper_bound=facts.second.external is not None and not facts.is_rebuilt,
+            unrecorded=facts.recordable,
         )
 
     @property
     def pending(self) -> tuple[Span, ...]:
         """Offsets below the first log that are not proven done: crash lag, and rows that the table has lost."""
         return union((*self.outstanding, *self.missing))
+
+    @property
+    def unprocessed(self) -> tuple[Span, ...]:
+        """What of ``outstanding`` needs its records."""
+        return difference(self.outstanding, self.unrecorded) if self.unrecorded else self.outstanding
 
     @property
     def lag(self) -> int:

@@ -136,7 +136,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     lost = difference(lost, landed)
     # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
     missing = difference(facts.missing(start), lost)
-    if missing and facts.vouched and policy.on_missing_rows == "raise":
+    if missing and facts.proves_loss and policy.on_missing_rows == "raise":
         raise RowsMissingError(rows_missing(tp, facts, missing))
     gone = intersection(missing, (Span(0, facts.log_start),))
     if gone and (facts.vouched or policy.on_data_loss == "skip"):

@@ -128,6 +128,11 @@ class PartitionFacts:
         return difference(in_table, (*self.reported, *self.outstanding))
 
     @property
+    def rebuilt_done(self) -> tuple[Span, ...]:
+        """Owed offsets that are done in a rebuilt second log: their writer may have died before it recorded them."""
+        return () if self.second.external is None else difference(self.owed, self.second.outstanding(self.owed))
+
+    @property
     def recordable(self) -> tuple[Span, ...]:
         """The unrecorded offsets, if the metadata limit of the second log allows a record of them; else none.
 
@@ -170,6 +175,14 @@ class PartitionFacts:
         return self.mark is not None and self.mark.origin is not None
 
     @property
+    def proves_loss(self) -> bool:
+        """Whether missing rows prove that the table lost them; else they are owed again.
+
+        An external commit may have replaced the only record that offsets were forgiven, or lost and reported.
+        """
+        return self.vouched and self.second.external is None
+
+    @property
     def reported(self) -> tuple[Span, ...]:
         """Offsets that are accounted for without rows: forgiven, or lost and reported."""
         return union((*self.second.reported, *(self.account.reported if self.account else ())))
@@ -196,8 +209,8 @@ class PartitionFacts:
     def missing(self, position: int) -> tuple[Span, ...]:
         """What lies below ``position``, in the group's life, and is neither in the table nor owed nor told as lost.
 
-        Where the last commit is vouched for the table has lost it; where it is a stranger's, the debt was forgotten. A
-        table that cannot tell disproves nothing that is vouched for.
+        Where ``proves_loss`` the table has lost it; else nobody remembers what became of it. A table that cannot tell
+        disproves nothing that is vouched for.
         """
         if self.account is None or self.origin is None or (self.vouched and not self._table_tells):
             return ()

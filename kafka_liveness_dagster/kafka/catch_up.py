@@ -97,7 +97,8 @@ class CatchUpConsumer:
         self._proof = Proof(self._cluster, group_id, self._asked, witness)
         self._second = SecondLog(kafka, group_id, link.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
-        self._rotation, self._has_recovered = Rotation(), False
+        self._rotation, self._unrecovered = Rotation(), set(self._asked)
+        self._wrote: list[OffsetRange] = []
         self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), link.ends_at_ms)
         self._watchdog = Watchdog(self._timer, link, lambda _reason: None)
         self._fence = Fence(self._watchdog, "the batch was planned before its process timeout", begun=True)
@@ -117,7 +118,7 @@ class CatchUpConsumer:
             facts = self._proof.look()
             self._second.check_owed(self._asked, facts)
             self._again.left(facts)
-            self._rewrite(facts)
+            self._second.put({tp: (log, log) for tp, one in facts.items() if not (log := one.second).external})
         except BaseException:
             self.close()
             raise
@@ -148,16 +149,19 @@ class CatchUpConsumer:
         """
         began_ms = now_ms()
         self._begin_again_if_too_slow()
-        self._recover()
-        left, facts = self._outstanding(self._proof.known())
+        facts = self._proof.known()
+        if self._recover(facts):
+            facts = self._proof.known()
+        left, facts = self._outstanding(facts)
         pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
         ranges, self._rotation.planned = plan(pending, bound, self._rotation.planned)
         if not ranges:
             if ahead:
                 return None
-            self._check_paused([tp for tp in left if facts[tp].is_paused and left[tp]])
+            self._check_paused([tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)])
             if self._proof.holds((*self.quarantined, *self.bad)):
+                self._second.record(self._wrote, self._watchdog.check)  # another run's record may have replaced it
                 return None
             self._begin_again()
             return self.poll(max_records)
@@ -204,6 +208,7 @@ class CatchUpConsumer:
         self._second.record(batch.done, self._watchdog.check)
         self._proof.wrote(batch.done)
         self._again.wrote(batch.done)
+        self._wrote += batch.done
         self.bad += batch.left_out
         self._rotation.committed = batch.last
         return ()
@@ -238,12 +243,6 @@ class CatchUpConsumer:
         again = self._again.left(facts)
         return {tp: union((*spans, *again.get(tp, ()))) for tp, spans in left.items()}, facts
 
-    def _rewrite(self, facts: Facts) -> None:
-        """Write the second logs that were rebuilt; note the others, for the case that a later one has to be."""
-        logs = {tp: one.second for tp, one in facts.items()}
-        self._second.put({tp: (log, self._proof.about(log)) for tp, log in logs.items()})
-        warn_of_external(self._log, self.group_id, {tp: log.external for tp, log in logs.items()})
-
     def _lose(self, expired: list[OffsetRange], facts: Facts) -> None:
         first = expired[0]
         told = (
@@ -261,19 +260,31 @@ class CatchUpConsumer:
         self.lost += expired
         self._log.error("lost: %s; recorded as done", told)
 
-    def _recover(self) -> None:
-        """Record what the table had when this run began and no run has recorded since, once."""
-        if self._has_recovered:
-            return
-        facts = self._proof.known()
-        spans = {tp: facts[tp].recovered(s) for tp, s in self._asked.items() if not facts[tp].is_paused}
-        if found := self._found.recover(spans, {tp: one.log_start for tp, one in facts.items()}):
+    def _recover(self, facts: Facts) -> bool:
+        """Record what the table had when this run began and no run has recorded since; once for each partition.
+
+        A rebuilt second log is written after that, since it says that all of it is done.
+
+        Returns:
+            Whether it wrote anything.
+        """
+        due = sorted(tp for tp in self._unrecovered if not facts[tp].is_paused)
+        spans = {tp: facts[tp].recovered(self._asked[tp]) for tp in due}
+        rebuilt = {tp: intersection(facts[tp].rebuilt_done, self._asked[tp]) for tp in due}
+        both = {tp: (*spans[tp], *rebuilt[tp]) for tp in due}
+        if found := self._found.recover(both, {tp: facts[tp].log_start for tp in due}):
+            self._begin_again_if_too_slow()  # what it took is not the next batch's
             self._log.warning(LANDED, listed(found), sum(r.size for r in found))
+        logs = {tp: facts[tp].second for tp in due if facts[tp].second.external}
+        if logs:
+            self._second.put({tp: (log, self._proof.about(log)) for tp, log in logs.items()})
+            warn_of_external(self._log, self.group_id, {tp: log.external for tp, log in logs.items()})
         recorded = {tp: done for tp, done in spans.items() if done and facts[tp].can_record(done)}
         if recorded:
             ranges = [OffsetRange(*tp, *span) for tp, done in recorded.items() for span in done]
             self._second.record(ranges, self._watchdog.check)
-        self._has_recovered = True
+        self._unrecovered.difference_update(due)
+        return bool(logs or recorded)
 
     def _check_paused(self, paused: list[TopicPartition]) -> None:
         if paused:

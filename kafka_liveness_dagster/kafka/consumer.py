@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.fairness import Batch, Rotation, Wanted
-from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
+from kafka_liveness_dagster.core.heartbeat import PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, rows_missing
@@ -182,21 +182,17 @@ class LivenessConsumer:
     def check_rows(self) -> None:
         """Check that the witness has all rows that are committed of the partitions that this consumer ever had.
 
-        Reads both commit logs and the witness once. Offsets that another client committed are left to the next run.
+        Reads both commit logs and the witness once, and needs no membership. Offsets that another client committed are
+        left to the next run.
 
         Raises:
             RowsMissingError: it lacks some of them.
-            FencedError: this process is finished with the group.
         """
         partitions = sorted(self._found.debts) if self.settings.witness else []
         if not partitions:
             return
-        reason = self._memberships.watchdog.reason
-        # A run whose own budget is spent has committed all it planned, and only reads here
-        if not (reason is None or reason.may_rejoin or reason is FenceReason.RUN_BUDGET_SPENT):
-            self._fence.check()
         for tp, facts in witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness).items():
-            missing = facts.missing(facts.committed or 0) if facts.vouched else ()
+            missing = facts.missing(facts.committed or 0) if facts.proves_loss else ()
             if missing:
                 raise RowsMissingError(rows_missing(tp, facts, missing, "This run writes and commits nothing more"))
 
@@ -214,6 +210,10 @@ class LivenessConsumer:
             outcome = "The group owes too many ranges to owe it too: materialize crash lag partitions first"
             raise PoisonedOffsetError([poison], self.timeouts.process_ms / 1000, outcome)
         self._poison.add(poison)
+
+    def leave(self) -> None:
+        """Leave the group and release the partitions; both commit logs and the witness can still be read."""
+        self._memberships.close(release=True)
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
@@ -243,6 +243,7 @@ class LivenessConsumer:
             try:
                 lane = self._memberships.serve(0.0)  # who is a member already has nothing to wait for
                 lane.forget_done()
+                self._fence.still_polling()  # what settling and recovering took is not the next batch's
                 return self._plan(lane, wanted) if self._memberships.watchdog.reason is None else None
             except BrokerUnreachableError as error:
                 if self._memberships.lane is None or time.monotonic() >= give_up_at:

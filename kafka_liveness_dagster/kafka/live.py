@@ -89,8 +89,7 @@ class LiveLane:
         failpoint(Failpoint.AFTER_JOIN)
         facts = self._facts(sorted(arrived))
         resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, self._poison)) for tp in arrived}
-        landed, starts = {tp: r.landed for tp, r in resumed.items()}, {tp: one.log_start for tp, one in facts.items()}
-        self._found.recover(landed, starts)
+        self._recover(facts, {tp: r.landed for tp, r in resumed.items()})
         self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
         self._warn(facts)
         self.member.adopt(
@@ -194,6 +193,8 @@ class LiveLane:
         self._forgot_at = now
         owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.owed}
         facts = self._facts(list(owing))
+        if self._witness is not None:
+            self._witness.learn({tp: Account(reported=one.second.reported) for tp, one in facts.items()})
         self._rewrite(facts)
         for tp, owned in owing.items():
             self._found.debts[tp] = owned.owed = still_owed(_as_owned(facts[tp], owned))
@@ -206,9 +207,17 @@ class LiveLane:
         target = found.second.target if self._witness is None else self._witness.target
         return replace(found.second, target=target)
 
+    def _recover(
+        self, facts: Mapping[TopicPartition, PartitionFacts], landed: Mapping[TopicPartition, tuple[Span, ...]]
+    ) -> None:
+        """Repeat what dead runs of both lanes may have skipped, before a commit says that their rows are done."""
+        spans = {tp: (*landed.get(tp, ()), *one.rebuilt_done) for tp, one in facts.items()}
+        self._found.recover(spans, {tp: one.log_start for tp, one in facts.items()})
+
     def _rewrite(self, facts: Mapping[TopicPartition, PartitionFacts]) -> None:
         """Write the second logs that were rebuilt; the others stay as they are."""
         if logs := {tp: (one.second, self._second_of(one)) for tp, one in facts.items() if one.second.external}:
+            self._recover(facts, {})
             self._second().put(logs)
             self._warn(facts)
 

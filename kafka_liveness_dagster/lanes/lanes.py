@@ -68,18 +68,21 @@ def _live(
         witness=pipeline.witness,
     ) as consumer:
         context.log.info("%s", consumer.timeouts)
-        known = Counter[str]()
+        known, at_end = Counter[str](), dict[str, int | float]()
         told = Materializations(
             context,
             asset.group_id,
             asset.materialize_every,
             lambda: table_now(asset, pipeline.spark, consumer.timeouts.budget.seconds),
-            lambda: _facts(consumer, context, pipeline, known),
+            lambda: {**_facts(consumer, context, pipeline, known), **at_end},
         )
         waiting = Waiting(consumer, context)
         next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
         try:
             pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context), told)
+            if told.has_news:
+                at_end.update(_lag(consumer))  # while this run has the partitions
+            consumer.leave()  # all is committed: no silent broker or Spark makes a crash of the steps that follow
             check_rows(consumer, context.log, answer_seconds(consumer.timeouts.budget.seconds), told.batches)
             last = told.last()
         except BaseException:
@@ -228,6 +231,8 @@ def _until_idle(
 def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
     """What the partitions of this run still have to be read; a broker that is away just now is no reason to fail."""
     found: dict[str, int | float] = {}
+    if not consumer.joined:
+        return found
     with suppress(KafkaLivenessError):
         found["lag"] = consumer.lag()
         if (seconds := consumer.seconds_behind()) is not None:

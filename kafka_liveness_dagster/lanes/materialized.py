@@ -69,6 +69,11 @@ class Materializations:
         self.batches += 1
 
     @property
+    def has_news(self) -> bool:
+        """Whether committed batches wait for a materialization."""
+        return bool(self._next or self._since.batches)
+
+    @property
     def due_in_seconds(self) -> float:
         """How long until there is one to tell; infinite without new data."""
         return max(0.0, self._told_at + self._every_seconds - time.monotonic()) if self._since.batches else math.inf

@@ -23,7 +23,7 @@ def check_rows(consumer: LivenessConsumer, log: dg.DagsterLogManager, limit_seco
     are all committed.
 
     Args:
-        consumer: still a member of its group.
+        consumer: it has left its group, so no process timeout limits the check.
         log: the run's.
         limit_seconds: for how long to retry.
         batches: how many the run has committed; with none it proves nothing new, and may end without the check.

@@ -10,7 +10,7 @@ Knows no storage, and imports nothing of Spark before a batch is written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.accounts import Account, total
@@ -110,6 +110,7 @@ class SinkWitness:
 
     covered: Callable[[Sequence[OffsetRange]], Iterable[OffsetRange] | None]
     target: str
+    _learned: dict[TopicPartition, Account] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, sink: Sink) -> SinkWitness | None:
@@ -118,17 +119,19 @@ class SinkWitness:
         return None if covered is None else cls(covered, name_of_sink(sink))
 
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
-        """What the sink holds of these offsets."""
+        """What the sink holds of these offsets, and what this process learned of reported ones."""
         ranges = [OffsetRange(*tp, *span) for tp, span in asked.items() if span.size]
         ranges_held = self.covered(ranges)
         found = total({r.topic_partition: Account((r.span,))} for r in ranges_held or ())
-        return {tp: found.get(tp, Account(complete=ranges_held is not None)) for tp in asked}
+        held = {tp: found.get(tp, Account(complete=ranges_held is not None)) for tp in asked}
+        return {tp: one + self._learned[tp] if tp in self._learned else one for tp, one in held.items()}
 
     def learn(self, accounts: Accounts) -> None:
-        """A sink is told nothing."""
+        """A sink is told nothing: the reported offsets are known while this process runs."""
+        self._learned.update(total((self._learned, {tp: Account(reported=a.reported) for tp, a in accounts.items()})))
 
     def believe(self, accounts: Accounts) -> None:
-        """Nor this."""
+        """A sink is told nothing."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def points(
         of = tuple(labels_of(group_id, one.topic_partition, by_partition=by_partition).items())
         sums[LAG.name][of] += one.lag
         sums[OWED.name][of] += one.owed
-        sums[EXPIRED.name][of] += sum(max(0, min(span.end, one.log_start) - span.start) for span in one.outstanding)
+        sums[EXPIRED.name][of] += sum(max(0, min(span.end, one.log_start) - span.start) for span in one.unprocessed)
     for metric in (LAG, OWED, EXPIRED):
         yield from (Point(metric, value, dict(of)) for of, value in sums[metric.name].items())
     for topic, seen in _by_topic(partitions).items():
@@ -166,5 +166,5 @@ def _by_topic(partitions: Sequence[PartitionSnapshot]) -> dict[str, list[Partiti
 
 def _first_owed(one: PartitionSnapshot) -> int | None:
     """The first offset that is owed and that the broker has."""
-    there = [span.start for span in one.outstanding if expiry(span, one.log_start, one.log_end) is not Expiry.GONE]
+    there = [span.start for span in one.unprocessed if expiry(span, one.log_start, one.log_end) is not Expiry.GONE]
     return max(one.log_start, min(there)) if there else None

@@ -225,6 +225,13 @@ def test_dead_letters(owed, cannot_tell, gravity, says):
     assert says in verdict.sentence
 
 
+def test_rows_that_are_only_not_recorded_do_not_expire():
+    """They are in the table; the broker may delete their records."""
+    at = partition(committed=200, log_end=200, log_start=130, outstanding=(Span(70, 120),))
+    assert retention([replace(at, unrecorded=(Span(70, 120),))], 20).gravity is FINE
+    assert retention([replace(at, unrecorded=(Span(70, 100),))], 20).numbers["expired_offsets"] == 20
+
+
 def test_many_are_told_by_their_first():
     """A description is read by people: five names, and how many more."""
     owed = tuple(Span(n * 10, n * 10 + 1) for n in range(8))

@@ -184,6 +184,19 @@ def test_what_the_table_has_lost_is_an_error_unless_it_may_be_owed():
     assert (answer.owed, answer.lost, answer.second.reported) == (spans((80, 120)), spans((50, 80)), spans((50, 80)))
 
 
+def test_what_is_missing_after_an_external_commit_in_the_second_log_is_owed_again():
+    """The commit may have replaced the only record that the offsets were forgiven, so it proves no loss."""
+    found = facts(120, mark(), account((0, 70)), second=EXTERNAL)
+    found = replace(found, second=rebuilt(found))
+    assert (found.vouched, found.proves_loss) == (True, False)
+    answer = resume(TP, found, ResumePolicy())
+    assert (answer.owed, answer.forgotten) == (spans((70, 120)), spans((70, 120)))
+    seen = PartitionSnapshot.of(TP, found)
+    assert (seen.outstanding, seen.forgotten, seen.missing) == (spans((70, 120)), spans((70, 120)), ())
+    known = replace(found, account=account((0, 70), told=[(70, 120)]))
+    assert resume(TP, known, ResumePolicy()).owed == (), "this process knows that it was forgiven"
+
+
 def test_many_missing_ranges_are_named_by_the_first():
     """An error is for people."""
     many = tuple((n, n + 1) for n in range(0, 20, 2))
@@ -289,6 +302,8 @@ def test_what_only_the_table_has_stays_owed_until_it_is_recorded(found, unrecord
     assert found.unrecorded == spans(*unrecorded)
     assert difference(found.unrecorded, still_owed(found)) == ()
     assert found.recordable == found.unrecorded
+    seen = PartitionSnapshot.of(TP, found)
+    assert seen.unprocessed == difference(seen.outstanding, found.unrecorded)
 
 
 def test_what_the_second_log_has_no_room_for_is_not_owed_for_its_record():
@@ -413,6 +428,8 @@ def test_the_second_log_is_rebuilt_from_the_ledger():
     log = rebuilt(facts(120, mark((70, 120)), table, second=EXTERNAL))
     assert log == DoneLog(70, spans((90, 100)), spans((100, 110)))
     assert (log.origin, log.external) == (BEGUN, EXTERNAL.external)
+    found = facts(120, mark((70, 120)), table, second=log)
+    assert (found.rebuilt_done, replace(found, second=OURS).rebuilt_done) == (spans((90, 100)), ())
 
 
 def test_offsets_to_be_processed_again_are_not_done_in_a_rebuilt_log():

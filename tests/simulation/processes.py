@@ -190,8 +190,9 @@ class LiveRun(RunWorker):
             told: Any = SimpleNamespace(add=Tally().add, tell_if_due=lambda **_: None, due_in_seconds=math.inf)
             next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, context), told)
             pipeline.run(consumer, next_batch, LOG, self._quarantined, told)
-            consumer.check_rows()
             oracle.check_idle(self.world, self)
+            consumer.leave()
+            consumer.check_rows()
 
     def _quarantined(self, poison: OffsetRange, _why: str, _cause: str) -> None:
         self.world.note("passed a poisoned offset", self.name, poison)

@@ -19,7 +19,7 @@ from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartiti
 from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
-from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.view import GroupView
 
 AT = TopicPartition("orders", 3)
@@ -161,6 +161,42 @@ def test_rows_of_a_paused_partition_are_recovered_when_it_is_resumed(opened, bro
     with pytest.raises(PausedPartitionError):
         lane.poll()
     assert (lane.recovered, broker.written) == ([], [])
+    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.RUNNING))
+    assert lane.poll().ranges == (REST,)
+    assert lane.recovered == [FIRST]
+
+
+def test_a_paused_partition_whose_rows_are_all_there_is_not_done_before_they_are_recorded(opened, broker, table):
+    """A green partition with a pending range would come back as a missing one."""
+    table.done = (Span(0, 120),)
+    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.PAUSED))
+    with pytest.raises(PausedPartitionError):
+        opened().poll()
+
+
+def test_a_recovery_takes_no_time_from_the_next_batch(opened, table):
+    """It reads Kafka for as long as a batch may take."""
+    table.done = (Span(0, 100),)
+    lane = opened()
+
+    def repeat(*_):
+        lane._timer.polled_at_ms -= 50_000
+
+    lane.on_recovered(repeat)
+    assert lane.poll().ranges == (REST,)
+    assert lane._timer.elapsed_ms(now_ms()) < 40_000
+
+
+def test_a_record_that_another_run_replaced_is_written_again_before_the_run_ends(opened, broker, table):
+    """Else the partition is green while its range is pending, and the next run repeats its side effects."""
+    lane = opened(max_poll_records=30)
+    lane.commit(lane.poll())
+    broker.facts_now = replace(broker.facts_now, second=DoneLog(origin=Origin(0, "T1"), target=TABLE))
+    table.done = (Span(0, 120),)
+    lane.commit(lane.poll())
+    assert broker.facts_now.second.outstanding((OWED.span,)) == (FIRST.span,)
+    assert lane.poll() is None
+    assert broker.facts_now.second.outstanding((OWED.span,)) == ()
 
 
 def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
@@ -277,14 +313,25 @@ def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
         lane.confirm(batch)
 
 
-def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_look(opened, broker, table, caplog):
-    """From the table: what is there is done, the rest is not, whatever offset the other client committed."""
+def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_poll(opened, broker, table, caplog):
+    """From the table: what is there is done, the rest is not, whatever offset the other client committed.
+
+    The writer of these rows may have died, so its side effects are repeated before the log says that they are done.
+    """
     broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "")))
     table.done = (Span(0, 100),)
     lane = opened()
+    repeated = []
+
+    def repeat(*ranges):
+        assert broker.written == []
+        repeated.append(ranges)
+
+    lane.on_recovered(repeat)
+    assert lane.poll().ranges == (REST,)
+    assert repeated == [([FIRST], [])]
     assert broker.written == [(100, f"kl2 done T1@0 in {TABLE}")]
     assert "orders-etl.catch-up), 1 external commits had replaced it: orders:3, offset 150, metadata ''" in caplog.text
-    assert lane.poll().ranges == (REST,)
 
 
 def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(opened, broker, table):

@@ -265,8 +265,43 @@ def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkey
     steps.second = EXTERNAL
     monkeypatch.setattr(live, "_forgot_at", float("-inf"))
     live.forget_done()
-    assert [step for step, _ in steps.done] == ["second log"]
+    assert [step for step, _ in steps.done] == ["table", "second log"]
     assert steps.second.target == "lake.shop.orders"
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["at its arrival", "under a live member"])
+def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log(steps, lane, monkeypatch, arrives):
+    """The run may have died before it recorded them, and the rebuilt log says that they are done."""
+    mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(70, 120),), origin=Origin(0))
+    facts = PartitionFacts(120, mark, *steps.bounds, EXTERNAL)
+    monkeypatch.setattr(steps, "facts", lambda _group, partitions: dict.fromkeys(partitions, facts))
+    found, steps.in_table = Found(), 100
+
+    def repeat(ranges, _deleted):
+        steps.done.append(("side effects", ranges))
+
+    found.on_recovered = repeat
+    live = lane(found=found)
+    if arrives:
+        steps.arrived[AT] = 1
+        live.settle()
+    else:
+        steps.owned[AT] = Owned(120, 120, (Span(70, 120),), origin=Origin(0))
+        monkeypatch.setattr(live, "_forgot_at", float("-inf"))
+        live.forget_done()
+    steps_of_it = [one for one in steps.done if one[0] != "table"][:2]
+    assert [step for step, _ in steps_of_it] == ["side effects", "second log"]
+    assert steps_of_it[0][1] == [OffsetRange("orders", 3, 70, 100)]
+
+
+def test_what_was_forgiven_is_learned_while_the_second_log_says_so(steps, lane, monkeypatch):
+    """An external commit may replace the only record of it."""
+    live = lane()
+    steps.owned[AT] = Owned(120, 120, (Span(70, 120),), origin=Origin(0))
+    steps.second = DoneLog(120, reported=(Span(70, 120),), origin=Origin(0))
+    monkeypatch.setattr(live, "_forgot_at", float("-inf"))
+    live.forget_done()
+    assert steps.done == [("table", {AT: Account(reported=(Span(70, 120),))})]
 
 
 def test_an_external_commit_stops_a_lane_without_a_ledger(steps, lane):

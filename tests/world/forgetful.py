@@ -16,7 +16,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.kafka.second_log import SecondLog
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.waiting import wait_for
 
@@ -150,6 +151,14 @@ class Forgetful:
         finally:
             consumer.close()
 
+    def forgive(self, start, end):
+        """What ``kafka-liveness forgive`` writes into the second commit log."""
+        log = SecondLog(self.kafka.settings(), self.group, "forgive")
+        try:
+            log.tell({self.tp: (Span(start, end),)})
+        finally:
+            log.close()
+
     def delete_offsets(self, *, of_second_log=False):
         """What ``kafka-consumer-groups --delete --group`` does; also what is left when all commits expired."""
         group = self.group + (".catch-up" if of_second_log else "")
@@ -183,6 +192,10 @@ class Forgetful:
 
     def committed(self):
         return self._facts().committed
+
+    def first_mark(self):
+        """What the last owner of the partition wrote."""
+        return self._facts().mark.mark
 
     def second_log(self):
         """Its offset and metadata, None while there is none."""

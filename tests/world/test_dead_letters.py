@@ -93,6 +93,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
             f"if(value > '', {BROKEN}, 0)",
             {"batching": {"on_bad_record": "dead_letter", "in_flight": 2}, "max_poll_records": 3},
             id="two in flight",
+            marks=pytest.mark.certify,
         ),
     ],
 )

@@ -65,7 +65,10 @@ def ledger(warm_spark, table):
     return TableLedger(IcebergTable(table), lambda: warm_spark)
 
 
-@pytest.mark.parametrize("layout", [DEFAULT, BY_DAY], ids=["by Kafka's partitions", "by day"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(DEFAULT, id="by Kafka's partitions"), pytest.param(BY_DAY, id="by day", marks=pytest.mark.certify)],
+)
 def test_what_is_owed_and_what_may_come_again_is_left_as_it_is(spark, table, ledger, layout):
     """A file over what is owed would be rewritten when that is caught up, and one of the newest when it is replayed."""
     for start in (0, 10, 20, 50, 60, 70):  # 30 to 50 was jumped over

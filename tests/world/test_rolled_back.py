@@ -65,7 +65,7 @@ def test_a_roll_back_between_two_batches_of_a_live_run(world):
     drain(world)
 
 
-@pytest.mark.parametrize("snapshots", [1, 3])
+@pytest.mark.parametrize("snapshots", [pytest.param(1, marks=pytest.mark.certify), 3])
 def test_a_roll_back_while_a_backfill_runs(world, snapshots):
     """Of the backfill's own rows, or of the live lane's rows too."""
     owe_everything_from_30(world)

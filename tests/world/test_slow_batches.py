@@ -101,7 +101,7 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     assert committed[0].startswith(f"committed {world.topic}:0:0-2: 2 rows")
 
 
-@pytest.mark.parametrize("slow", ["transform", "sink"])
+@pytest.mark.parametrize("slow", ["transform", pytest.param("sink", marks=pytest.mark.certify)])
 def test_what_is_slow_in_python_comes_again_at_half_its_size_too(world, rows, budget, monkeypatch, slow):
     """It asks nothing of Spark for longer than a cancelled batch may take to end: no fault of Spark's."""
     monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.5)
