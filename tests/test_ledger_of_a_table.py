@@ -74,7 +74,7 @@ def test_what_was_learned_counts_before_it_is_written(table, opened):
     ledger = opened()
     table.put(ledger, 0, 70)
     ledger.learn({AT: Account(reported=(Span(70, 120),))})
-    assert ledger.accounts([AT])[AT].reported == (Span(70, 120),)
+    assert ledger.accounts([AT])[AT].reported == (Span(70, 120),), "a learned report counts at once"
     assert opened().accounts([AT])[AT].reported == ()
     table.put(ledger, 120, 150)
     assert opened().accounts([AT])[AT].reported == (Span(70, 120),)

@@ -199,6 +199,7 @@ SET_BACK = Histories(
     policy={"on_missing_rows": "owe"},
     weights={enemies.roll_back: 12, enemies.drop_table: 6, enemies.strangers_commit: 12, events.start_catch_up: 20},
 )
+ROLLED_BACK = Histories(0.0, weights={enemies.roll_back: 25})
 _ONE_BY_ONE = (enemies.roll_back, enemies.expire_snapshots, enemies.compact, enemies.drop_table)
 CLEANED_AT_ONCE = Histories(
     0.0,
@@ -215,8 +216,8 @@ OF_THE_CORE = [
     Made(DoneLog, "record", pass_a_hole, "the second log covers nothing"),
     Made(DoneLog, "record", pass_the_batch, "the second log covers nothing"),
     Made(DoneLog, "outstanding", forget_the_last, "in the table or owed"),
-    Made(DoneLog, "outstanding", close_the_range, "the second log covers nothing"),
-    Made(DoneLog, "decode", read_too_wide, "committed() never passes", first=100),
+    Made(DoneLog, "outstanding", close_the_range, "the second log covers nothing", first=6),
+    Made(DoneLog, "decode", read_too_wide, "committed() never passes", first=159),
     Made(commit_log, "union", bridge_small_gaps, "in the table or owed"),
     Made(LiveMark, "decode", released_owes_nothing, "committed() never passes"),
     Made(oracle, "committed", ignore_the_debt, "committed() never passes"),
@@ -227,10 +228,10 @@ OF_THE_CORE = [
     Made(SimulatedTable, "replaced", add_rows, "rows once"),
     Made(PartitionFacts, "missing", trust_strangers, "in silence", first=130),
     Made(PartitionFacts, "missing", trust_our_commits, "in silence"),
-    Made(PartitionFacts, "left_of", believe_the_second_log, "materialised only when done", first=215),
+    Made(PartitionFacts, "left_of", believe_the_second_log, "materialised only when done", first=300),
     Made(PartitionFacts, "reported", tell_nothing, "an error has its reason RowsMissingError", first=200),
     Made(resume_module, "check_identity", any_topic, "never goes back behind an acknowledged commit", first=550),
-    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", first=1_850),
+    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", ROLLED_BACK, 750),
     Made(table_ledger, "goes_on", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 19_900),
     Made(table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first=180),
     Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=480),

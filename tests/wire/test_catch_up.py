@@ -196,7 +196,7 @@ def test_a_record_that_another_run_replaced_is_written_again_before_the_run_ends
     lane.commit(lane.poll())
     assert broker.facts_now.second.outstanding((OWED.span,)) == (FIRST.span,)
     assert lane.poll() is None
-    assert broker.facts_now.second.outstanding((OWED.span,)) == ()
+    assert broker.facts_now.second.outstanding((OWED.span,)) == (), "a run that ends green has recorded its ranges"
 
 
 def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):

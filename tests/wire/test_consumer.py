@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.timeouts import Budget, derive
 from kafka_liveness_dagster.kafka import consumer as module
 from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
 from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 
 
 @pytest.fixture
@@ -37,6 +37,22 @@ def test_an_offset_that_the_live_lane_could_not_pass_ends_the_run(consumer):
     consumer.quarantine(OffsetRange("orders", 3, 80, 81))
     with pytest.raises(PoisonedOffsetError, match="owes too many ranges"):
         consumer.quarantine(poison)
+
+
+def test_what_settling_took_is_not_the_next_batchs(consumer, monkeypatch):
+    """Late records of a dead run are counted in it, from Kafka."""
+    elapsed = []
+
+    def forget_done():
+        consumer._timer.polled_at_ms -= 50_000
+
+    def plan(_wanted):
+        elapsed.append(consumer._timer.elapsed_ms(now_ms()))
+
+    lane = SimpleNamespace(forget_done=forget_done, plan=plan)
+    monkeypatch.setattr(consumer._memberships, "serve", lambda _seconds: lane)
+    assert consumer.poll(0.0) is None
+    assert elapsed[0] < 40_000
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkey
     assert steps.second.target == "lake.shop.orders"
 
 
-@pytest.mark.parametrize("arrives", [True, False], ids=["at its arrival", "under a live member"])
+@pytest.mark.parametrize("arrives", [True, False], ids=["arrives", "live"])
 def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log(steps, lane, monkeypatch, arrives):
     """The run may have died before it recorded them, and the rebuilt log says that they are done."""
     mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(70, 120),), origin=Origin(0))
@@ -290,7 +290,8 @@ def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log
         monkeypatch.setattr(live, "_forgot_at", float("-inf"))
         live.forget_done()
     steps_of_it = [one for one in steps.done if one[0] != "table"][:2]
-    assert [step for step, _ in steps_of_it] == ["side effects", "second log"]
+    in_order = ["side effects", "second log"]
+    assert [step for step, _ in steps_of_it] == in_order, "side effects come before the rebuilt log"
     assert steps_of_it[0][1] == [OffsetRange("orders", 3, 70, 100)]
 
 

@@ -64,9 +64,11 @@ class Reports:
             self.heard.append((sum(info.num_completed_tasks for info in infos), sum(info.num_tasks for info in infos)))
 
 
-def put(session, table, topic, kafka, start, end, *, by, before_frame=lambda: None, **options):  # noqa: PLR0917
+def put(  # noqa: PLR0917
+    session, table, topic, kafka, start, end, *, by, partition=0, before_frame=lambda: None, **options
+):
     """Write one row for each offset of ``[start, end)``."""
-    ranges = [OffsetRange(topic, 0, start, end)]
+    ranges = [OffsetRange(topic, partition, start, end)]
 
     def make():
         before_frame()
@@ -111,30 +113,43 @@ def test_a_cancelled_write_ends_at_once_and_changes_nothing(own, spark, orders, 
     assert put(own, table, topic, kafka, 70, 100, by="later").rows == 30  # the session lives on
 
 
-def test_cancelling_one_job_leaves_every_other_alone(own, spark, orders, table, rows):
-    """Neither another session's work nor another job of the same session is hit."""
-    topic, kafka, more = orders
+def test_cancelling_one_job_leaves_every_other_alone(own, spark, services, make_topic, produce, table, rows):  # noqa: PLR0917
+    """Neither another session's work nor another job of the same session is hit.
+
+    Each waits at the end of a partition of its own: behind the end there is nothing to wait for, only an error.
+    """
+    topic, kafka = make_topic(3), {"kafka.bootstrap.servers": services.bootstrap_servers}
+
+    def produce_ten(partition):
+        produce(services.bootstrap_servers, topic, partition, map(str, range(10)))
+
+    produce_ten(0)
     put(spark, table, topic, kafka, 0, 10, by="first")
     jobs = {"cancelled": SparkJob(own), "same session": SparkJob(own), "other session": SparkJob(spark)}
-    spans = {"cancelled": (10, 110), "same session": (110, 111), "other session": (111, 112)}
+    spans = {"cancelled": (10, 20), "same session": (0, 10), "other session": (0, 10)}
     built = threading.Barrier(4)
 
-    def work(name, session):
+    def work(partition, name, session):
         with jobs[name] as job:
-            options = {"by": name, "may_go_on": job.check, "max_attempts": 1}
+            options = {"by": name, "partition": partition, "may_go_on": job.check, "max_attempts": 1}
             put(session, table, topic, kafka, *spans[name], before_frame=lambda: built.wait(PATIENCE), **options)
 
     with ThreadPoolExecutor(3) as pool:
         sessions = (("cancelled", own), ("same session", own), ("other session", spark))
-        done = {name: pool.submit(work, name, session) for name, session in sessions}
+        done = {name: pool.submit(work, number, name, session) for number, (name, session) in enumerate(sessions)}
         built.wait(PATIENCE)
         assert jobs["cancelled"].cancel(TASK_WAITS)
-        more(12)
+        for partition in range(3):
+            produce_ten(partition)
         with pytest.raises(SparkCancelledError):
             done["cancelled"].result(PATIENCE)
         done["same session"].result(PATIENCE)
         done["other session"].result(PATIENCE)
-    assert held(rows(table)) == [*once("first", 0, 10), (110, "same session"), (111, "other session")]
+    assert held(rows(table)) == [
+        *once("first", 0, 10),
+        *once("same session", 0, 10),
+        *once("other session", 0, 10),
+    ]
 
 
 def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypatch):
