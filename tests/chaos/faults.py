@@ -16,12 +16,11 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from pyspark.errors import PySparkException
 
 import kafka_liveness_dagster as kl
-from definitions.demo.verdict import TABLE
 from kafka_liveness_dagster.core.witnesses import OtherGroupError
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.session import connect, end
 from kafka_liveness_dagster.spark.table import IcebergTable
-from tests.chaos.orders import BUDGET, GROUP, SESSION
+from tests.chaos.orders import BUDGET, GROUP, SESSION, TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

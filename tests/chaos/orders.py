@@ -12,7 +12,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 
-GROUP = "orders-etl"
+GROUP, TABLE = "orders-etl", "lake.shop.orders"
 SESSION, HEARTBEAT, BUDGET = 6.0, 1.5, 30.0  # seconds; the first two are the group's own, on the broker, under KIP-848
 CLASSIC = {"session_timeout_seconds": SESSION, "heartbeat_interval_seconds": HEARTBEAT}
 PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
@@ -21,7 +21,7 @@ PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
 @kl.kafka_asset(
     topics=["orders"],
     group_id=GROUP,
-    table="lake.shop.orders",
+    table=TABLE,
     max_poll_records=5_000,
     max_batch_seconds=BUDGET,
     enable_parallel_rebalance=True,
