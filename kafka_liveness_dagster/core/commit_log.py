@@ -37,7 +37,10 @@ _LIVE = (  # as version 0.1.0 wrote them, and as they are written now
 )
 _DONE = (
     re.compile("kl1 done ?(?P<done>[0-9,-]*)"),
-    re.compile(f"kl2 done {_ORIGIN}(?: (?P<done>[0-9,-]*))?(?: told (?P<told>[0-9,-]+))?(?: in (?P<target>[^ ]+))?"),
+    re.compile(
+        f"kl2 done {_ORIGIN}(?: (?P<done>[0-9,-]*))?(?: told (?P<told>[0-9,-]+))?"
+        "(?: missing (?P<missing>[0-9,-]+))?(?: in (?P<target>[^ ]+))?"
+    ),
 )
 
 _NEWER = re.compile("kl(?:[3-9]|[1-9][0-9]+) ")
@@ -149,6 +152,7 @@ class DoneLog:
         reported: offsets that are accounted for without having been processed: forgiven, or lost and reported.
         origin: whose offsets these are; None in what version 0.1.0 wrote.
         target: where the rows go that the group answers for; None where nobody can be asked what is there.
+        missing: committed offsets whose rows a run found missing; expired snapshots may be all that showed it.
         external: the commit of another client that replaced this log. The log counts as empty then.
     """
 
@@ -157,6 +161,7 @@ class DoneLog:
     reported: tuple[Span, ...] = ()
     origin: Origin | None = field(default=None, compare=False)
     target: str | None = field(default=None, compare=False)
+    missing: tuple[Span, ...] = ()
     external: ExternalCommit | None = field(default=None, compare=False)
 
     def outstanding(self, owed: tuple[Span, ...]) -> tuple[Span, ...]:
@@ -188,27 +193,33 @@ class DoneLog:
         done = difference((Span(0, self.watermark), *self.done), spans)
         watermark = done[0].end if done and done[0].start == 0 else 0
         done = difference(done, (Span(0, watermark),))
-        return replace(self, watermark=watermark, done=done, reported=difference(self.reported, spans))
+        reported, missing = difference(self.reported, spans), difference(self.missing, spans)
+        return replace(self, watermark=watermark, done=done, reported=reported, missing=missing)
 
     def encode(self) -> str:
         """``kl2 done <topic id>@0 150-160 told 30-40 in lake.shop.orders``; ``kl1 done 150-160`` without an origin.
 
         What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
-        not data; and what was told is in the table's ledger by then.
+        not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are written as one.
         """
-        done, reported = list(self.done), list(self.reported)
-        while len(text := self._text(done, reported)) > MAX_METADATA_BYTES and (done or reported):
+        done, reported, missing = list(self.done), list(self.reported), list(self.missing)
+        while len(text := self._text(done, reported, missing)) > MAX_METADATA_BYTES and (
+            done or reported or missing[1:]
+        ):
             if done:
                 done.pop()
-            else:
+            elif reported:
                 reported.pop(0)
+            else:
+                missing = [Span(missing[0].start, missing[-1].end)]
         return text
 
-    def _text(self, done: list[Span], reported: list[Span]) -> str:
+    def _text(self, done: list[Span], reported: list[Span], missing: list[Span]) -> str:
         if self.origin is None:
             return f"kl1 done {_encode_spans(done)}".rstrip()
         words = f"kl2 done {self.origin} {_encode_spans(done)}".rstrip()
         words += f" told {_encode_spans(reported)}" if reported else ""
+        words += f" missing {_encode_spans(missing)}" if missing else ""
         return words + (f" in {self.target}" if self.target else "")
 
     @classmethod
@@ -221,8 +232,8 @@ class DoneLog:
         if offset is None:
             return cls()
         found = _read(_DONE, metadata)
-        done, reported = (_decode_spans(found.get(name), metadata) for name in ("done", "told"))
-        return cls(offset, done, reported, _origin(found, metadata), found.get("target"))
+        done, reported, missing = (_decode_spans(found.get(name), metadata) for name in ("done", "told", "missing"))
+        return cls(offset, done, reported, _origin(found, metadata), found.get("target"), missing)
 
     @classmethod
     def read(cls, offset: int | None, metadata: str) -> DoneLog:

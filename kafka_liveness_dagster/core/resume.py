@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, Mark, Origin, fits
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection, size, union
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, check_identity, check_log, rows_missing
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
     missing = difference(facts.missing(start), lost)
     if missing and facts.proves_loss and policy.on_missing_rows == "raise":
-        raise RowsMissingError(rows_missing(tp, facts, missing))
+        raise RowsMissingError(rows_missing(tp, facts, missing), [OffsetRange(*tp, *span) for span in missing])
     gone = intersection(missing, (Span(0, facts.log_start),))
     if gone and (facts.vouched or policy.on_data_loss == "skip"):
         missing, lost = difference(missing, gone), union((*lost, *gone))
@@ -220,6 +220,8 @@ def _second(
     missing, lost = missing_and_lost
     ahead = (Span(start, facts.second.end),) if facts.second.end > start else ()
     log = facts.second.without((*missing, *ahead)) if missing or ahead else facts.second
+    if log.missing and facts.account is not None:  # rows that are there again
+        log = replace(log, missing=difference(log.missing, facts.account.done))
     return replace(log, reported=union((*log.reported, *lost)), origin=origin)
 
 

@@ -21,10 +21,10 @@ from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, intersection, size, union
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from kafka_liveness_dagster.core.accounts import Account, Accounts
-    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 
 
 class DataExpiredError(KafkaLivenessError):
@@ -44,7 +44,15 @@ class OtherGroupError(KafkaLivenessError):
 
 
 class RowsMissingError(KafkaLivenessError):
-    """The table has lost rows of offsets that were committed: it was dropped, replaced or rolled back."""
+    """The table has lost rows of offsets that were committed: it was dropped, replaced or rolled back.
+
+    Attributes:
+        ranges: the offsets; the run records them in the second log before it ends.
+    """
+
+    def __init__(self, message: str, ranges: Collection[OffsetRange] = ()) -> None:
+        super().__init__(message)
+        self.ranges = tuple(ranges)
 
 
 class Witness(Protocol):
@@ -210,11 +218,15 @@ class PartitionFacts:
         """What lies below ``position``, in the group's life, and is neither in the table nor owed nor told as lost.
 
         Where ``proves_loss`` the table has lost it; else nobody remembers what became of it. A table that cannot tell
-        disproves nothing that is vouched for.
+        disproves nothing that is vouched for, but what an earlier run found missing stays so until its rows are there.
         """
-        if self.account is None or self.origin is None or (self.vouched and not self._table_tells):
+        if self.account is None or self.origin is None:
             return ()
-        return difference((Span(self.origin.start, position),), (*self.account.done, *self.reported, *self.owed))
+        without = (*self.account.done, *self.reported, *self.owed)
+        found = difference(intersection(self.second.missing, (Span(0, position),)), without)
+        if self.vouched and not self._table_tells:
+            return found
+        return union((*found, *difference((Span(self.origin.start, position),), without)))
 
     def said_done(self, without: tuple[Span, ...]) -> tuple[Span, ...]:
         """What the last commit says is in the table: all of the group's life below it but what is owed, or told."""

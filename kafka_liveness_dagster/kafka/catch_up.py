@@ -15,7 +15,7 @@ from kafka_liveness_dagster.core.fairness import Batch, Rotation, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
-from kafka_liveness_dagster.core.witnesses import DataExpiredError
+from kafka_liveness_dagster.core.witnesses import DataExpiredError, RowsMissingError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.again import Again
@@ -128,7 +128,9 @@ class CatchUpConsumer:
             _open.add(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
+        if isinstance(error, RowsMissingError):
+            self._second.record_missing(error.ranges, self._log)
         self.close()
 
     def poll(self, max_records: int | None = None, *, ahead: bool = False) -> Batch | None:

@@ -121,6 +121,8 @@ class LivenessConsumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, RowsMissingError):
+            self._second_log().record_missing(error.ranges, self._link.log)
         # KeyboardInterrupt and Dagster's interrupt are someone's wish to stop, no failures
         self.close(release=kind is None or not issubclass(kind, Exception))
 
@@ -194,7 +196,8 @@ class LivenessConsumer:
         for tp, facts in witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness).items():
             missing = facts.missing(facts.committed or 0) if facts.proves_loss else ()
             if missing:
-                raise RowsMissingError(rows_missing(tp, facts, missing, "This run writes and commits nothing more"))
+                message = rows_missing(tp, facts, missing, "This run writes and commits nothing more")
+                raise RowsMissingError(message, [OffsetRange(*tp, *span) for span in missing])
 
     def has_time_for_a_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""

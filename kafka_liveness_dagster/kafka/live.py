@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.fairness import Batch, Wanted, plan
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, intersection
 from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import TopicRecreatedError, check_log, recreated
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
@@ -245,7 +245,8 @@ class LiveLane:
             assert r.origin is not None  # noqa: S101 - resume gave it
             known[tp] = Account((), r.second.reported, r.origin.start, r.origin.topic_id)
             if not (facts.account is None or facts.account.complete or r.owed):
-                believed[tp] = replace(known[tp], done=facts.said_done(r.second.reported))
+                done = intersection(facts.said_done(r.second.reported), (Span(0, r.position),))
+                believed[tp] = replace(known[tp], done=done)
         self._witness.learn(known)
         self._witness.believe(believed)
 

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, Origin, external_commit
-from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.kafka.admin import Cluster
@@ -115,6 +115,23 @@ class SecondLog:
             self.put(logs)
         raise self._lost_writes("told as lost or forgiven")
 
+    def record_missing(self, ranges: Iterable[OffsetRange], log: Logger) -> None:
+        """Record that the table lost rows of these offsets, as the last step of the run that found it.
+
+        Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises nothing: the
+        error of the run says more.
+        """
+        try:
+            spans = by_partition(ranges)
+            for _ in range(_WRITES if spans else 0):
+                facts = self._facts(list(spans))
+                logs = {tp: (one.second, _with_missing(one, spans[tp])) for tp, one in facts.items()}
+                if not any(_differs(before, after) for before, after in logs.values()):
+                    break
+                self.put(logs)
+        except KafkaLivenessError:
+            log.exception("The missing rows could not be recorded in the second commit log")
+
     def move(self, partitions: Sequence[TopicPartition], target: str) -> dict[TopicPartition, str]:
         """Say of what is committed that it is about ``target`` from now on; gives what it was about before.
 
@@ -187,7 +204,7 @@ class SecondLog:
                 continue
             if (seen := self._seen.get(tp)) is None or external.is_newer:
                 raise external_commit(self._group_id, tp, external, self._kafka.bootstrap_servers)
-            known = DoneLog(0, (), seen.reported, seen.origin, seen.target, external)
+            known = DoneLog(0, (), seen.reported, seen.origin, seen.target, seen.missing, external)
             facts[tp] = replace(one, second=known)
         return facts
 
@@ -210,6 +227,14 @@ def _with_reported(facts: PartitionFacts, reported: tuple[Span, ...]) -> DoneLog
     origin = log.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
     recorded = log.record(facts.owed, owed) if owed else log
     return replace(recorded, reported=union((*log.reported, *reported)), origin=origin)
+
+
+def _with_missing(facts: PartitionFacts, found: tuple[Span, ...]) -> DoneLog:
+    """The second log after rows of these offsets were found missing: pending ones are not done any more."""
+    committed = intersection(found, (Span(0, facts.committed or 0),))
+    origin = facts.second.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
+    log = facts.second.without(intersection(committed, facts.owed))
+    return replace(log, missing=union((*log.missing, *difference(committed, facts.owed))), origin=origin)
 
 
 def _differs(before: DoneLog, after: DoneLog) -> bool:

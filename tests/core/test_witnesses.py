@@ -12,7 +12,7 @@ from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.limits import BrokerLimits
 from kafka_liveness_dagster.core.membership import PartitionSnapshot
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
 from kafka_liveness_dagster.core.witnesses import (
     OtherGroupError,
@@ -195,6 +195,25 @@ def test_what_is_missing_after_an_external_commit_in_the_second_log_is_owed_agai
     assert (seen.outstanding, seen.forgotten, seen.missing) == (spans((70, 120)), spans((70, 120)), ())
     known = replace(found, account=account((0, 70), told=[(70, 120)]))
     assert resume(TP, known, ResumePolicy()).owed == (), "this process knows that it was forgiven"
+
+
+EXPIRED = account((90, 120), complete=False)  # what expired snapshots may have said is not known
+FOUND_MISSING = replace(OURS, missing=spans((70, 80), (90, 95)))
+
+
+def test_rows_that_a_run_found_missing_are_missing_though_the_snapshots_expired():
+    """The next run cannot find it in the table; rows that are there again are not missing any more."""
+    found = facts(120, mark(), EXPIRED, second=FOUND_MISSING)
+    assert facts(120, mark(), EXPIRED).missing(120) == ()
+    assert found.missing(120) == spans((70, 80))
+    with pytest.raises(RowsMissingError, match="lacks orders:3:70-80") as raised:
+        resume(TP, found, ResumePolicy())
+    assert raised.value.ranges == (OffsetRange("orders", 3, 70, 80),)
+    answer = resume(TP, found, OWE)
+    assert (answer.owed, answer.forgotten, answer.second.missing) == (spans((70, 80)), spans((70, 80)), ())
+    restored = replace(found, account=account((0, 120)))
+    assert (resume(TP, restored, ResumePolicy()).owed, resume(TP, restored, ResumePolicy()).second.missing) == ((), ())
+    assert replace(found, account=None).missing(120) == (), "a sink that reports nothing"
 
 
 def test_many_missing_ranges_are_named_by_the_first():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.second_log import SecondLog
 
 AT = TopicPartition("orders", 3)
+LOG = logging.getLogger("kafka_liveness_dagster")
 LOST = Span(70, 80)
 
 
@@ -90,6 +92,29 @@ def test_a_record_is_read_back_and_repeated_until_it_lasts(opened, late):
     log.record([OffsetRange("orders", 3, 80, 120)])
     outstanding = broker.facts_now.second.outstanding((Span(70, 120),))
     assert outstanding == (Span(70, 80),), "the record has to last"
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_rows_that_were_found_missing_are_recorded(opened, late):
+    """What is pending is not done any more; what was committed is missing; what is not committed comes anyway."""
+    log, broker = opened(late)
+    log.record([OffsetRange("orders", 3, 80, 120)])
+    log.record_missing([OffsetRange("orders", 3, 60, 90), OffsetRange("orders", 3, 110, 130)], LOG)
+    second = broker.facts_now.second
+    assert second.missing == (Span(60, 70),)
+    assert second.outstanding((Span(70, 120),)) == (Span(70, 90), Span(110, 120)), "missing rows are not done"
+
+
+def test_a_broker_that_is_away_hides_no_missing_rows(opened, monkeypatch, caplog):
+    """The run ends with the error that names them."""
+    log, broker = opened()
+
+    def refuse(*_):
+        raise CommitRefusedError("away")
+
+    monkeypatch.setattr(broker, "facts", refuse)
+    log.record_missing([OffsetRange("orders", 3, 60, 70)], LOG)
+    assert "The missing rows could not be recorded in the second commit log" in caplog.text
 
 
 def test_an_expired_log_is_renewed_as_it_was_read_last(opened, monkeypatch):

@@ -91,6 +91,31 @@ def test_a_roll_back_while_a_replay_runs(world):
     drain(world)
 
 
+@pytest.mark.parametrize("lane", ["live", "catch-up"])
+def test_a_roll_back_of_a_table_whose_snapshots_expired(world, lane):
+    """Only the run at work knows what is missing, so it records that before it ends."""
+    owe_everything_from_30(world)
+
+    def befalls(_batch):
+        befalls.seen += 1
+        if befalls.seen == 5:
+            world.sql(EXPIRE)
+        if befalls.seen == 6:
+            world.roll_back(1)
+            world.sql(EXPIRE)
+
+    befalls.seen = 0
+    if lane == "live":
+        world.grow_to(190)
+        error = world.live(befalls)
+    else:
+        error = world.catch_up((30, 90), between=befalls)
+    assert isinstance(error, RowsMissingError), error
+    if lane == "live":
+        assert isinstance(world.live(), RowsMissingError), "until the user decides"
+    drain(world)
+
+
 def test_snapshots_that_expire_beside_both_lanes(world):
     """Only the newest snapshot remains before every batch."""
     every = range(1, 100)
