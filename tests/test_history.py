@@ -182,6 +182,23 @@ def test_a_rollback_excuses_rows_that_are_gone_since_then():
     assert found(produced(0, 9), read((0, 9)), read((0, 5)), rollback) == [("seen_then_gone", 5, 9)]
 
 
+def test_a_rollback_excuses_a_report_that_did_not_know_of_it():
+    """A report of a batch that was rolled back a moment before; not one of much later."""
+    late = [("read", {"snapshot": 1, "rows": []})] * 20  # each event is a second after the one before
+    rollback, report = ("rolled_back", {"reason": "planted"}), reported("green", 0, 9)
+    assert found(produced(0, 9), rollback, report, read((0, 5)), read((0, 9))) == []
+    assert found(produced(0, 9), report, rollback, read((0, 5)), read((0, 9))) == []
+    assert found(produced(0, 9), rollback, *late, report, read((0, 5)), read((0, 9))) == [("green_without_rows", 5, 9)]
+
+
+def test_an_external_commit_excuses_one_lower_commit_of_its_log():
+    """The group rewrites its log, which says less than the other client's commit; after that it may not go back."""
+    external = ("external_commit", {"group": GROUP, "log": "live"})
+    assert found(produced(0, 9), committed(5), external, committed(9), committed(7), read((0, 9))) == []
+    again = (committed(5), external, committed(9), committed(7), committed(6))
+    assert found(produced(0, 9), *again, read((0, 9))) == [("committed_backwards", 6, 7)]
+
+
 def test_a_reset_excuses_a_lower_commit_of_its_group():
     """An operator may commit an earlier offset; another group's reset says nothing about this group."""
     for group, anomalies in ((GROUP, []), ("another", [("committed_backwards", 5, 9)])):

@@ -147,6 +147,7 @@ def _stray_commit(stage, seconds, lot):
         client.commit(offsets=offsets, asynchronous=False)
     finally:
         client.close()
+    stage.history.file.append("external_commit", group=GROUP, log="catch-up")
     return f"external commit of the log ends in {GROUP}.catch-up"
 
 

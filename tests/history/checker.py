@@ -33,6 +33,8 @@ KINDS = (
 )
 
 
+_REPORT_SECONDS = 10.0
+"""A run reports a batch up to so long after its commit, and may not know yet of a rollback in between."""
 _LINES, _LOOKED_UP = 5, 1_000
 """Lines of evidence for an anomaly, and anomalies that have such lines: each costs a search of all events."""
 
@@ -233,13 +235,19 @@ def _seen_then_gone(history: _History) -> Iterator[Anomaly]:
 
 
 def _without_rows(history: _History, type: str, kind: str) -> Iterator[Anomaly]:  # noqa: A002 - the file's word
-    """Find records of a reported range that the first read after the report lacks."""
+    """Find records of a reported range that the first read after the report lacks.
+
+    A rollback shortly before the report, or after it, excuses them: the last read has to have them all the same.
+    """
     known: Spans = {}
+    rollbacks = [event.time for event in history.events("rolled_back")]
     for event in history.events(type):
         following = next(((read, rows) for read, rows in history.reads if read.time >= event.time), None)
         if following is None:
             continue
         read, rows = following
+        if any(event.time - _REPORT_SECONDS < time <= read.time for time in rollbacks):
+            continue
         excused = _spans(history.events("written_off", until=read.time)) if type == "green" else {}
         absent = {}
         for tp, spans in _spans([event]).items():
@@ -250,13 +258,26 @@ def _without_rows(history: _History, type: str, kind: str) -> Iterator[Anomaly]:
 
 
 def _committed_backwards(history: _History) -> Iterator[Anomaly]:
-    """Find commits below an earlier commit of the same log. Only observations of one process have a certain order."""
+    """Find commits below an earlier commit of the same log. Only observations of one process have a certain order.
+
+    Each external commit in a log excuses one lower commit of each partition. So does a rollback in the catch-up log,
+    since missing rows are not done any more.
+    """
     last: dict[tuple, Event] = {}
+    used: dict[tuple, float] = {}
     for event in history.events("committed"):
         group, log, topic, partition = (event[name] for name in ("group", "log", "topic", "partition"))
-        before = last.get((event.process, group, log, topic, partition))
-        last[event.process, group, log, topic, partition] = event
+        key = (event.process, group, log, topic, partition)
+        before = last.get(key)
+        last[key] = event
         if before is None or event["offset"] >= before["offset"]:
+            continue
+        excuses = [*history.events("rolled_back", until=event.time)] if log == "catch-up" else []
+        external = history.events("external_commit", until=event.time)
+        excuses += [one for one in external if (one["group"], one["log"]) == (group, log)]
+        newest = max((one.time for one in excuses), default=0.0)
+        if newest > used.get(key, 0.0):
+            used[key] = newest
             continue
         if any(reset["group"] == group and before.time < reset.time <= event.time for reset in history.events("reset")):
             continue

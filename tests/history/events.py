@@ -33,6 +33,7 @@ FIELDS = {
     "quarantined": {"ranges", "reason"},  # left out by name: too slow or bad
     "rolled_back": {"reason"},  # the table was returned to an earlier snapshot
     "reset": {"group"},  # an operator committed an earlier offset
+    "external_commit": {"group", "log"},  # another client committed there
     "read": {"snapshot", "rows"},  # `rows`: [topic, partition, start, end, count]; optional `values`, one for each row
 }
 
