@@ -475,6 +475,14 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="a learned report counts at once",
     ),
     Mutant(
+        name="pending offsets whose rows are missing stay done",
+        file="kafka/second_log.py",
+        old="    log = facts.second.without(intersection(committed, facts.owed))\n",
+        new="    log = facts.second\n",
+        killed_by=f"{_SECOND}rows_that_were_found_missing_are_recorded[0]",
+        invariant="missing rows are not done",
+    ),
+    Mutant(
         name="a refused pause stays",
         file="kafka/live.py",
         old="            owned.paused = before\n",
