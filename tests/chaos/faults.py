@@ -35,8 +35,6 @@ COLD = 15.0
 """What the first batches of a Spark server take longer."""
 OUT = 30.0
 """A run whose Spark is silent ends by itself so long after its budget."""
-FORGOTTEN = 30.0
-"""Three clients look at a group, one after the other; each finds its two connections dead by a request of 5 s."""
 AGAIN = 25.0
 """Dagster's processes start and load the code location."""
 RUN_WAITS, RUN_WORKS = SESSION + LOOK, START + BATCH
@@ -201,7 +199,6 @@ def _another_group(stage, seconds, lot):
 
 _RUN, _FOUND = (RUN_WAITS, RUN_WORKS), (RUN_WAITS + SESSION, RUN_WORKS)
 _OVER, _COLD = (BUDGET + OUT + RUN_WAITS, RUN_WORKS), (RUN_WAITS, RUN_WORKS + COLD)
-_LOST = (RUN_WAITS + FORGOTTEN, RUN_WORKS)
 _NEXT = (RUN_WAITS, 2 * RUN_WORKS)
 _SHORT, _LONG = (1, SESSION / 2), (SESSION + 4, 25)
 FAULTS = (
@@ -213,7 +210,11 @@ FAULTS = (
     Fault("broker restarted", *_FOUND, "the same", (0, 10), _restart_broker(signal.SIGTERM)),
     Fault("broker silent", *_FOUND, "the same", (3, 20), _silence("broker", "talk")),
     Fault(
-        "broker's connections lost", *_LOST, "three clients find it out, a run", (3, 20), _silence("broker", "forget")
+        "broker's connections lost",
+        *_OVER,
+        "a batch that reads is over its budget",
+        (3, 20),
+        _silence("broker", "forget"),
     ),
     Fault("Spark killed", *_COLD, "a run, a cold server", (0, 10), _kill_spark),
     Fault("Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "talk")),

@@ -38,7 +38,7 @@ _KEY = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)
 """The key of a crash lag partition: ``orders:3:70-120``, ``orders:3:70-120@2``."""
 _PROCESSED = "processed"
 """A materialization's table of ranges: columns ``partition`` (``orders:3``) and ``offsets`` (``70-120``)."""
-_SECONDS = 60.0
+_SECONDS, _ANSWER_SECONDS = 60.0, 15.0
 _PAUSE_SECONDS = 0.5
 
 
@@ -117,13 +117,17 @@ class Observer:
         partitions = [TopicPartition(*tp) for tp in self._partitions()]
         for log, name in _LOGS.items():
             request = ConsumerGroupTopicPartitions(name.format(self._group), partitions)
-            answer = _retried(
-                lambda request=request: self._admin.list_consumer_group_offsets([request])[request.group_id].result()
-            )
+            answer = _retried(lambda request=request: self._offsets(request))
             for commit in answer.topic_partitions:
                 if commit.offset >= 0:
                     fields = {"topic": commit.topic, "partition": commit.partition, "offset": commit.offset}
                     self.file.append("committed", group=self._group, log=log, **fields)
+
+    def _offsets(self, request: ConsumerGroupTopicPartitions) -> ConsumerGroupTopicPartitions:
+        """Ask by a client of its own: one of before a network failure may wait for an answer that never comes."""
+        admin = AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
+        asked = admin.list_consumer_group_offsets([request], request_timeout=_ANSWER_SECONDS)
+        return asked[request.group_id].result()
 
     def dagster(self, instance: DagsterInstance, live: str, crash_lag: str) -> None:
         """Record new materializations of both assets as green, and crash lag partitions without one as pending.
