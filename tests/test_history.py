@@ -188,6 +188,8 @@ def test_a_rollback_excuses_a_report_that_did_not_know_of_it():
     rollback, report = ("rolled_back", {"reason": "planted"}), reported("green", 0, 9)
     assert found(produced(0, 9), rollback, report, read((0, 5)), read((0, 9))) == []
     assert found(produced(0, 9), report, rollback, read((0, 5)), read((0, 9))) == []
+    certificate = (rollback, reported("certified", 0, 9), read((0, 5)), read((0, 9)))
+    assert found(produced(0, 9), *certificate) == [("certified_but_absent", 5, 9)], "an audit asks the table"
     assert found(produced(0, 9), rollback, *late, report, read((0, 5)), read((0, 9))) == [("green_without_rows", 5, 9)]
 
 

@@ -154,13 +154,13 @@ class PartitionSnapshot:
     def of(cls, tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
         """The snapshot that these facts give."""
         missing = () if facts.committed is None else facts.missing(facts.committed)
-        forgotten = () if facts.proves_loss else missing
+        forgotten, unrecorded = () if facts.proves_loss else missing, facts.recordable
         return cls(
             tp,
             facts.committed,
             facts.mark,
             facts.log_end,
-            intersection((*facts.outstanding, *facts.recordable, *forgotten), (Span(0, facts.log_end),)),
+            intersection((*facts.outstanding, *unrecorded, *forgotten), (Span(0, facts.log_end),)),
             log_start=facts.log_start,
             forgotten=forgotten,
             missing=missing if facts.proves_loss else (),
@@ -168,7 +168,7 @@ class PartitionSnapshot:
             reported=facts.reported,
             external=facts.second.external,
             is_upper_bound=facts.second.external is not None and not facts.is_rebuilt,
-            unrecorded=facts.recordable,
+            unrecorded=unrecorded,
         )
 
     @property

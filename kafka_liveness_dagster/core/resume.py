@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, Mark, Origin, fits
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection, size, union
-from kafka_liveness_dagster.core.witnesses import RowsMissingError, check_identity, check_log, rows_missing
+from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
+from kafka_liveness_dagster.core.witnesses import check_identity, check_log, rows_missing
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -137,7 +137,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
     missing = difference(facts.missing(start), lost)
     if missing and facts.proves_loss and policy.on_missing_rows == "raise":
-        raise RowsMissingError(rows_missing(tp, facts, missing), [OffsetRange(*tp, *span) for span in missing])
+        raise rows_missing(tp, facts, missing)
     gone = intersection(missing, (Span(0, facts.log_start),))
     if gone and (facts.vouched or policy.on_data_loss == "skip"):
         missing, lost = difference(missing, gone), union((*lost, *gone))

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Protocol
 from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, intersection, size, union
+from kafka_liveness_dagster.core.offsets import MAX_OFFSET, OffsetRange, Span, difference, intersection, size, union
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from kafka_liveness_dagster.core.accounts import Account, Accounts
-    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+    from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
 class DataExpiredError(KafkaLivenessError):
@@ -358,13 +358,14 @@ def rows_missing(
     facts: PartitionFacts,
     missing: tuple[Span, ...],
     outcome: str = "Nothing was written or committed",
-) -> str:
-    """What to say of a table that has lost what was committed, and what to do about it."""
+) -> RowsMissingError:
+    """The error for a table that has lost what was committed, with what to do about it."""
     gone = size(intersection(missing, (Span(0, facts.log_start),)))
-    named = listed([f"{tp}:{span}" for span in missing])
-    return (
-        f"the table lacks {named}, {size(missing):,} offsets that were committed after their rows were written "
-        f"(committed {facts.committed}): it was dropped, replaced or rolled back. "
+    ranges = [OffsetRange(*tp, *span) for span in missing]
+    return RowsMissingError(
+        f"the table lacks {listed(ranges)}, {size(missing):,} offsets that were committed after their rows were "
+        f"written (committed {facts.committed}): it was dropped, replaced or rolled back. "
         f"The broker still has {size(missing) - gone:,} of them. {outcome}. Restore the table, "
-        "or set on_missing_rows='owe': what the broker has becomes crash lag partitions, the rest is reported as lost"
+        "or set on_missing_rows='owe': what the broker has becomes crash lag partitions, the rest is reported as lost",
+        ranges,
     )

@@ -118,6 +118,7 @@ class CatchUpConsumer:
             facts = self._proof.look()
             self._second.check_owed(self._asked, facts)
             self._again.left(facts)
+            # Nothing is written: they are noted, for the case that a later one has to be
             self._second.put({tp: (log, log) for tp, one in facts.items() if not (log := one.second).external})
         except BaseException:
             self.close()

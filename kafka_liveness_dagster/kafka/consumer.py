@@ -196,8 +196,7 @@ class LivenessConsumer:
         for tp, facts in witnessed(self._cluster, self.settings.group_id, partitions, self.settings.witness).items():
             missing = facts.missing(facts.committed or 0) if facts.proves_loss else ()
             if missing:
-                message = rows_missing(tp, facts, missing, "This run writes and commits nothing more")
-                raise RowsMissingError(message, [OffsetRange(*tp, *span) for span in missing])
+                raise rows_missing(tp, facts, missing, "This run writes and commits nothing more")
 
     def has_time_for_a_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""

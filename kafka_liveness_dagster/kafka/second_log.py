@@ -106,14 +106,8 @@ class SecondLog:
             CommitRefusedError: the broker refused, or what was told did not last.
             ForeignCommitError: an external commit replaced the log, and this process has not read it before.
         """
-        for _ in range(_WRITES):
-            may_go_on()
-            facts = self._facts(list(reported))
-            logs = {tp: (one.second, _with_reported(one, reported[tp])) for tp, one in facts.items()}
-            if not any(_differs(before, after) for before, after in logs.values()):
-                return
-            self.put(logs)
-        raise self._lost_writes("told as lost or forgiven")
+        if not self._change(reported, _with_reported, may_go_on):
+            raise self._lost_writes("told as lost or forgiven")
 
     def record_missing(self, ranges: Iterable[OffsetRange], log: Logger) -> None:
         """Record that the table lost rows of these offsets, as the last step of the run that found it.
@@ -121,16 +115,12 @@ class SecondLog:
         Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises nothing: the
         error of the run says more.
         """
+        spans, failed = by_partition(ranges), "The missing rows could not be recorded in the second commit log"
         try:
-            spans = by_partition(ranges)
-            for _ in range(_WRITES if spans else 0):
-                facts = self._facts(list(spans))
-                logs = {tp: (one.second, _with_missing(one, spans[tp])) for tp, one in facts.items()}
-                if not any(_differs(before, after) for before, after in logs.values()):
-                    break
-                self.put(logs)
+            if spans and not self._change(spans, _with_missing):
+                log.error("%s: it lost %d writes to other runs", failed, _WRITES)
         except KafkaLivenessError:
-            log.exception("The missing rows could not be recorded in the second commit log")
+            log.exception(failed)
 
     def move(self, partitions: Sequence[TopicPartition], target: str) -> dict[TopicPartition, str]:
         """Say of what is committed that it is about ``target`` from now on; gives what it was about before.
@@ -204,9 +194,24 @@ class SecondLog:
                 continue
             if (seen := self._seen.get(tp)) is None or external.is_newer:
                 raise external_commit(self._group_id, tp, external, self._kafka.bootstrap_servers)
-            known = DoneLog(0, (), seen.reported, seen.origin, seen.target, seen.missing, external)
-            facts[tp] = replace(one, second=known)
+            facts[tp] = replace(one, second=replace(seen, watermark=0, done=(), external=external))
         return facts
+
+    def _change(
+        self,
+        spans: Mapping[TopicPartition, tuple[Span, ...]],
+        changed: Callable[[PartitionFacts, tuple[Span, ...]], DoneLog],
+        may_go_on: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Write the logs as they must be after ``spans``, until they are so; return whether that lasted."""
+        for _ in range(_WRITES):
+            may_go_on()
+            facts = self._facts(list(spans))
+            logs = {tp: (one.second, changed(one, spans[tp])) for tp, one in facts.items()}
+            if not any(_differs(before, after) for before, after in logs.values()):
+                return True
+            self.put(logs)
+        return False
 
     def _lost_writes(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
@@ -223,18 +228,20 @@ class SecondLog:
 def _with_reported(facts: PartitionFacts, reported: tuple[Span, ...]) -> DoneLog:
     """The second log as it must be when these are accounted for."""
     log, owed = facts.second, intersection(facts.outstanding, reported)
-    # Of what version 0.1.0 committed nobody knows where it began: nothing below is held against the table
-    origin = log.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
     recorded = log.record(facts.owed, owed) if owed else log
-    return replace(recorded, reported=union((*log.reported, *reported)), origin=origin)
+    return replace(recorded, reported=union((*log.reported, *reported)), origin=_origin(facts))
 
 
 def _with_missing(facts: PartitionFacts, found: tuple[Span, ...]) -> DoneLog:
     """The second log after rows of these offsets were found missing: pending ones are not done any more."""
     committed = intersection(found, (Span(0, facts.committed or 0),))
-    origin = facts.second.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
     log = facts.second.without(intersection(committed, facts.owed))
-    return replace(log, missing=union((*log.missing, *difference(committed, facts.owed))), origin=origin)
+    return replace(log, missing=union((*log.missing, *difference(committed, facts.owed))), origin=_origin(facts))
+
+
+def _origin(facts: PartitionFacts) -> Origin:
+    # Of what version 0.1.0 committed nobody knows where it began: nothing below is held against the table
+    return facts.second.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
 
 
 def _differs(before: DoneLog, after: DoneLog) -> bool:

@@ -112,7 +112,7 @@ class TableLedger:
             if (anew := self._session()) is session:
                 raise
             self._look_in_time(anew)  # Spark was started anew, and refused the session of before
-        return {tp: self._says.of(tp) + Account(reported=self._reported(tp)) for tp in asked}
+        return {tp: self._says.of(tp) + Account(reported=self._known.get(tp, Account()).reported) for tp in asked}
 
     def learn(self, accounts: Accounts) -> None:
         """What is known besides what the table says: where a group began, what was lost. Told with the next write."""
@@ -170,9 +170,6 @@ class TableLedger:
         """Those of these offsets whose rows the table contains: a roll back may bring them back after a replay."""
         found = {tp: intersection(one, self._says.of(tp).done) for tp, one in spans.items()}
         return {tp: Account(held) for tp, held in found.items() if held}
-
-    def _reported(self, tp: TopicPartition) -> tuple[Span, ...]:
-        return self._known[tp].reported if tp in self._known else ()
 
     def _with_known(self) -> Accounts:
         return {tp: self._says.of(tp) + self._known.get(tp, Account()) for tp in {*self._says.accounts, *self._known}}

@@ -237,10 +237,10 @@ def _seen_then_gone(history: _History) -> Iterator[Anomaly]:
 def _without_rows(history: _History, type: str, kind: str) -> Iterator[Anomaly]:  # noqa: A002 - the file's word
     """Find records of a reported range that the first read after the report lacks.
 
-    A rollback shortly before the report, or after it, excuses them: the last read has to have them all the same.
+    A rollback shortly before the report of a run, or after it, excuses them; the last read has to have them anyway.
     """
     known: Spans = {}
-    rollbacks = [event.time for event in history.events("rolled_back")]
+    rollbacks = [event.time for event in history.events("rolled_back")] if type == "green" else []
     for event in history.events(type):
         following = next(((read, rows) for read, rows in history.reads if read.time >= event.time), None)
         if following is None:

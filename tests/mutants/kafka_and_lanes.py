@@ -469,7 +469,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="what was learned counts only once it is written",
         file="spark/ledger.py",
-        old=" + Account(reported=self._reported(tp))",
+        old=" + Account(reported=self._known.get(tp, Account()).reported)",
         new="",
         killed_by=f"{_LEDGER}what_was_learned_counts_before_it_is_written",
         invariant="a learned report counts at once",

@@ -105,6 +105,12 @@ def test_rows_that_were_found_missing_are_recorded(opened, late):
     assert second.outstanding((Span(70, 120),)) == (Span(70, 90), Span(110, 120)), "missing rows are not done"
 
 
+def test_missing_rows_whose_record_does_not_last_are_in_the_log(opened, caplog):
+    """The run ends with the error that names them."""
+    opened(99)[0].record_missing([OffsetRange("orders", 3, 60, 70)], LOG)
+    assert "could not be recorded in the second commit log: it lost 5 writes to other runs" in caplog.text
+
+
 def test_a_broker_that_is_away_hides_no_missing_rows(opened, monkeypatch, caplog):
     """The run ends with the error that names them."""
     log, broker = opened()
