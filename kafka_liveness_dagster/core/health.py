@@ -69,7 +69,9 @@ def group_alive(
         requested: a live run is being requested at this moment.
     """
     dead = {run for run, known in seen.runs.items() if known.process is Word.GONE}
-    in_progress = [r for r, known in seen.runs.items() if known.fate is RunFate.IN_PROGRESS and r not in dead]
+    in_progress = [
+        r for r, known in seen.runs.items() if known.fate is RunFate.IN_PROGRESS and r not in dead and not known.is_over
+    ]
     left = {gone.run: gone.reason for gone in seen.left if gone.run in in_progress}
     # of a static member the coordinator may show an older run's name: its marks tell who works
     marks = {p.mark.run for p in seen.partitions if p.mark is not None and p.mark.mark is Mark.RUNNING}

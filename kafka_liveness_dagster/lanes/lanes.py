@@ -22,6 +22,7 @@ from kafka_liveness_dagster.lanes.proven import check_rows
 from kafka_liveness_dagster.lanes.tables import answer_seconds, table_now
 from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
+from kafka_liveness_dagster.runs.selection import has_dependents, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
@@ -46,6 +47,7 @@ def run_live(
 
     Gives what no materialization has told while it was at work, None for nothing.
     """
+    require_partition(context, asset.partitioned_keys)
     with SignsOfLife(context, lane_tags(asset.group_id, "live")), exported():
         return _live(asset, context, transform)
 
@@ -84,12 +86,31 @@ def _live(
                 at_end.update(_lag(consumer))  # while this run has the partitions
             consumer.leave()  # all is committed: no silent broker or Spark makes a crash of the steps that follow
             check_rows(consumer, context.log, answer_seconds(consumer.timeouts.budget.seconds), told.batches)
-            last = told.last()
+            last = told.last(always=_needs_output(consumer, context, told, known))
         except BaseException:
             told.tell_what_is_left()
             raise
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return last
+
+
+def _needs_output(
+    consumer: LivenessConsumer, context: dg.AssetExecutionContext, told: Materializations, known: Counter[str]
+) -> bool:
+    """Return whether the run ends with a materialization although no batch is new since the last one.
+
+    Dagster skips the steps that depend on this one unless it has an output, and materializations in mid-run are none.
+    Recovered rows were written by a run that died before it could report them.
+    """
+    if len(consumer.recovered) > known["recovered"]:
+        return True
+    if not has_dependents(context):
+        return False
+    has_written = bool(told.batches or consumer.recovered)
+    if not has_written:
+        name = context.asset_key.to_user_string()
+        context.log.info("No batch was committed: steps that depend on %s are skipped", name)
+    return has_written
 
 
 def _facts(
@@ -115,6 +136,7 @@ def _facts(
 
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
+    require_partition(context, asset.partitioned_keys)
     with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         _catch_up(asset, context, transform)
 

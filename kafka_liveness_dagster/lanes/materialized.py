@@ -90,11 +90,11 @@ class Materializations:
         if self._next is not None and (may_wait or self._next.table.done()):
             self._tell(self._next)
 
-    def last(self) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-        """What is new at the end of the run, None for nothing."""
+    def last(self, *, always: bool = False) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
+        """What is new at the end of the run, None for nothing unless there is to be one ``always``."""
         if self._next is not None:
             self._tell(self._next)
-        if not self._since.batches:
+        if not (self._since.batches or always):
             return None
         version, metadata = self._told(self._take())
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version) if version else None)

@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.lanes.lanes import catch_up
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata
+from kafka_liveness_dagster.runs.selection import require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import lane_tags
 from kafka_liveness_dagster.telemetry.exporters import exported
@@ -42,6 +43,7 @@ def run_windows(
         IncompleteWindowError: something of them is owed, or not read yet: nothing was touched.
         DataExpiredError: the broker has deleted records that may be theirs: nothing was touched.
     """
+    require_partition(context, asset.partitioned_keys)
     with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
         asked = [windows.of_key(key) for key in context.partition_keys]

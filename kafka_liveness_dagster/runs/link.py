@@ -26,6 +26,7 @@ from kafka_liveness_dagster.runs.tags import (
     MAX_RUNTIME,
     PROCESS_TAG,
     Context,
+    is_in_lane,
     is_step,
     lane_tags,
     op_of,
@@ -66,7 +67,8 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
     tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
     if away_seconds is not None:
         tags[AWAY_TAG] = f"{away_seconds:g}"
-    if sign_of(run).process is None:  # an op of the user's own
+    sign = sign_of(run)
+    if sign.process is None or sign.is_over:  # an op of the user's own
         tags[PROCESS_TAG] = Sign(run_mark(run.run_id), None, worker_process(context)).encode()
     if tags:
         tell(context.instance, run.run_id, tags)
@@ -116,7 +118,8 @@ def _catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
     """
     started = dg.RunsFilter(tags=lane_tags(group_id, "catch-up"), statuses=[dg.DagsterRunStatus.STARTED])
     now = time.time()
-    return sum(word_of(instance, one, now, away=False) is not Word.GONE for one in instance.get_run_records(started))
+    at_work = [one for one in instance.get_run_records(started) if is_in_lane(one.dagster_run)]
+    return sum(word_of(instance, one, now, away=False) is not Word.GONE for one in at_work)
 
 
 def _tell_away(instance: dg.DagsterInstance, run: dg.DagsterRun, why: Away) -> None:

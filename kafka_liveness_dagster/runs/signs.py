@@ -51,7 +51,7 @@ class SignsOfLife:
         while not self._stopped.wait(BEAT_SECONDS):
             beat += 1
             self._say(beat)
-        self._say(None)  # the run may go on with other ops, which give no signs
+        self._say(None)  # other steps of the run may go on: they are in no lane
         self._ended.set()
 
     def _say(self, beat: int | None) -> None:
@@ -61,7 +61,7 @@ class SignsOfLife:
             log.exception("could not give a sign of life of run %s", self._run_id)
 
     def _sign(self, beat: int | None) -> str:
-        return Sign(run_mark(self._run_id), beat, self._process).encode()
+        return Sign(run_mark(self._run_id), beat, self._process, is_over=beat is None).encode()
 
 
 def word_of(instance: dg.DagsterInstance, record: dg.RunRecord, now: float, *, away: bool) -> Word:

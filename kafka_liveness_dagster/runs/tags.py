@@ -84,6 +84,11 @@ def sign_of(run: dg.DagsterRun) -> Sign:
     return Sign.decode(run.tags.get(PROCESS_TAG, ""), run_mark(run.run_id))
 
 
+def is_in_lane(run: dg.DagsterRun) -> bool:
+    """Return whether a run is queued for its lane, starts, or works there; its other steps may outlast the lane's."""
+    return not (run.is_finished or sign_of(run).is_over)
+
+
 def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Process | None:
     """The process whose end is the run's; of a step in a process of its own the one that started it."""
     if not is_step(context):

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.runs.tags import (
     CAUSE_TAG,
     PARTITION_TAG,
     has_committed,
+    is_in_lane,
     lane_tags,
     unfinished,
 )
@@ -109,7 +110,8 @@ class RunRequests:
         self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
     ) -> int:
         """How many keep a place now."""
-        return _counted(instance.get_run_ids(unfinished(self.group_id, lane)), ghosts)
+        runs = instance.get_runs(unfinished(self.group_id, lane))
+        return _counted((run.run_id for run in runs if is_in_lane(run)), ghosts)
 
 
 def _counted(run_ids: Iterable[str], ghosts: Collection[str]) -> int:

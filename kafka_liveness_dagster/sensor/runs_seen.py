@@ -94,11 +94,13 @@ def asked_again(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iter
 
 def _run(run: dg.DagsterRun) -> Run:
     at_work = run.status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+    sign = sign_of(run)
     return Run(
         fate(run),
         why_away(run),
         at_work,
-        beat=sign_of(run).beat,
+        beat=sign.beat,
+        is_over=sign.is_over,
         away_seconds=float(away) if (away := run.tags.get(AWAY_TAG)) else None,
         is_catch_up=run.tags.get(LANE_TAG) == "catch-up",
         place=run.tags.get(place_tag(run.tags.get(GROUP_TAG, ""))) or None,
