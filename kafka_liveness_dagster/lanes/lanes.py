@@ -24,7 +24,7 @@ from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
 from kafka_liveness_dagster.runs.selection import has_dependents, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
-from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags
+from kafka_liveness_dagster.runs.tags import CAUSE_TAG, MAX_RETRIES, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.telemetry.exporters import exported
 from kafka_liveness_dagster.telemetry.metrics import DEAD_LETTERS, GROUP, REASON, TOPIC
@@ -48,7 +48,8 @@ def run_live(
     Gives what no materialization has told while it was at work, None for nothing.
     """
     require_partition(context, asset.partitioned_keys)
-    with SignsOfLife(context, lane_tags(asset.group_id, "live")), exported():
+    retries = {} if MAX_RETRIES in context.run.tags else NO_RETRIES
+    with SignsOfLife(context, {**lane_tags(asset.group_id, "live"), **retries}), exported():
         return _live(asset, context, transform)
 
 

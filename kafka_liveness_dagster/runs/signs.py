@@ -11,7 +11,7 @@ import dagster as dg
 from kafka_liveness_dagster.core.processes import BEAT_SECONDS, Sign, Word, judge, start_is_lost
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host
-from kafka_liveness_dagster.runs.tags import PROCESS_TAG, sign_of, tell, worker_process
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, STEP_TAG, op_of, sign_of, tell, worker_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,8 @@ class SignsOfLife:
     """
 
     def __init__(self, context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
-        self._instance, self._run_id, self._tags = context.instance, context.run.run_id, dict(tags)
+        self._instance, self._run_id = context.instance, context.run.run_id
+        self._tags = {**tags, STEP_TAG: str(op_of(context).op_handle)}
         self._process = worker_process(context)
         self._stopped, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="kafka-liveness-signs-of-life", daemon=True)

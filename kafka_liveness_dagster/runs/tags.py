@@ -37,8 +37,13 @@ WAITS_TAG = "kafka_liveness/waits_for"
 PROCESS_TAG = "kafka_liveness/process"
 AWAY_TAG = "kafka_liveness/away_seconds"
 COMMITTED_TAG = "kafka_liveness/committed"
+STEP_TAG = "kafka_liveness/step"  # the key of the lane's step
 PARTITION_TAG = "dagster/partition"
 MAX_RUNTIME = "dagster/max_runtime"
+MAX_RETRIES = "dagster/max_retries"
+PRIORITY = "dagster/priority"
+LIVE_PRIORITY = {PRIORITY: "10"}  # a live run passes a backfill's queue; all others have 0 unless told otherwise
+NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run: a retry would be a second one
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 _telling = threading.Lock()  # Dagster reads all tags and writes them back: what two threads told would be one's
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
@@ -85,8 +90,13 @@ def sign_of(run: dg.DagsterRun) -> Sign:
 
 
 def is_in_lane(run: dg.DagsterRun) -> bool:
-    """Return whether a run is queued for its lane, starts, or works there; its other steps may outlast the lane's."""
-    return not (run.is_finished or sign_of(run).is_over)
+    """Return whether a run is queued for its lane, starts, or works there.
+
+    Its other steps may outlast the lane's. A run that repeats only those has the tags of the run that it repeats.
+    """
+    steps, step = run.step_keys_to_execute, run.tags.get(STEP_TAG)
+    is_left_out = steps is not None and step is not None and step not in steps
+    return not (run.is_finished or sign_of(run).is_over or is_left_out)
 
 
 def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Process | None:
@@ -127,9 +137,14 @@ def op_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExe
 
 
 def run_remaining(context: Context) -> float | None:
-    """Seconds left of ``dagster/max_runtime``, None when the run has none."""
+    """Return the seconds left of ``dagster/max_runtime``, or of the instance's limit; None when the run has none."""
     record = context.instance.get_run_record_by_id(op_of(context).run_id) if context is not None else None
-    if record is None or not (limit := _seconds(record.dagster_run.tags, "run tag", MAX_RUNTIME)):
+    if context is None or record is None:
+        return None
+    limit = _seconds(record.dagster_run.tags, "run tag", MAX_RUNTIME)
+    if limit is None and context.instance.run_monitoring_enabled:
+        limit = float(context.instance.run_monitoring_max_runtime_seconds)
+    if not limit:
         return None  # 0 is Dagster's word for no limit
     return limit - (time.time() - (record.start_time or time.time()))
 

@@ -115,9 +115,7 @@ def test_a_run_that_writes_nothing_materializes_nothing(found, spark):
     assert again.asset_materializations_for_node("orders") == []
 
 
-def test_a_run_that_only_recovers_rows_materializes_the_asset(
-    found, services, produce, spark, rows, monkeypatch
-):
+def test_a_run_that_only_recovers_rows_materializes_the_asset(found, produce, spark, rows, monkeypatch):
     """The run that wrote them ended before it could report them, and downstream has not seen them."""
     found.settings["enable_parallel_rebalance"] = True
     found.open_gate(spark)
@@ -131,7 +129,7 @@ def test_a_run_that_only_recovers_rows_materializes_the_asset(
         ended, _ = found.run(found.rows_of)
     assert not ended.success
     assert (found.committed(), len(rows(found.table))) == (2 * SIZE, 3 * SIZE)
-    produce(services.bootstrap_servers, found.topic, 0, ["skipped as crash lag"])
+    produce(found.kafka.bootstrap_servers, found.topic, 0, ["skipped as crash lag"])
     after, _ = found.run(found.rows_of)
     assert after.success
     [last] = after.asset_materializations_for_node("orders")
