@@ -22,7 +22,7 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host, signs
 from kafka_liveness_dagster.runs.link import link_of
 from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
-from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags, sign_of
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, STEP_TAG, lane_tags, sign_of
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
 from tests.waiting import wait_for
 
@@ -105,8 +105,9 @@ def run_of(instance, work, **tags):
     return instance.get_run_by_id(done.run_id)
 
 
-def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch):
-    """From its first line to its last; then it says that it says no more, and what it was."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch, fails):
+    """From its first line to its last; then its step is over, unless it failed and may be retried in the same run."""
     monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
     seen = []
 
@@ -114,11 +115,14 @@ def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch
         with SignsOfLife(context, {"lane": "live"}):
             seen.append(instance.get_run_by_id(context.run.run_id))
             wait_for(lambda: (sign_of(instance.get_run_by_id(context.run.run_id)).beat or 0) > 2)
+            if fails:
+                raise ValueError("no such price")
 
     after = run_of(instance, work)
     assert seen[0].tags["lane"] == "live"
     assert sign_of(seen[0]) == Sign(run_mark(after.run_id), 0, host.process(os.getpid()))
-    assert sign_of(after) == Sign(run_mark(after.run_id), None, host.process(os.getpid()))
+    assert sign_of(after) == Sign(run_mark(after.run_id), None, host.process(os.getpid()), is_over=not fails)
+    assert seen[0].tags[STEP_TAG] == "orders"
     assert not any(thread.name == "kafka-liveness-signs-of-life" for thread in threading.enumerate())
 
 

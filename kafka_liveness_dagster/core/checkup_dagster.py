@@ -79,19 +79,14 @@ def _monitoring(enabled: bool, poll: int, most: int, free: int) -> Answer:  # no
             "set run_monitoring.enabled: true: nobody else ends a run whose container is gone, keeps "
             "dagster/max_runtime, or gives back the slots of a killed run",
         )
-    if most:
-        return WARN(
-            f"run_monitoring.max_runtime_seconds is {most:,}",
-            "remove it: it ends live runs that are well. A limit belongs into the run tag dagster/max_runtime, by "
-            "which batches are planned",
-        )
     if poll > _POLL_SECONDS or not free:
         return WARN(
             f"run_monitoring looks every {poll} s, free_slots_after_run_end_seconds is {free or 'not set'}",
             f"set poll_interval_seconds: {_POLL_SECONDS} and free_slots_after_run_end_seconds: 60: a killed run keeps "
             "its slot in a pool for ever otherwise",
         )
-    return OK(f"run_monitoring looks every {poll} s")
+    found = f"run_monitoring looks every {poll} s"
+    return OK(f"{found}; live runs end before max_runtime_seconds, {most:,}" if most else found)
 
 
 def _coordinator(kind: str, dequeue: int) -> Answer:
@@ -142,11 +137,7 @@ def _pools(granularity: str) -> Answer:
 def _retries(enabled: bool, most: int) -> Answer:  # noqa: FBT001
     # Rule 5: the sensor starts the next run
     if enabled and most:
-        return WARN(
-            f"run_retries is on, max_retries {most}",
-            "switch it off: the sensor starts the next live run at once after a crash, and more rarely when runs fail "
-            "one after the other; retries beside it know nothing of that",
-        )
+        return OK(f"run_retries is on, max_retries {most}: not for live runs, which the sensor starts")
     return OK("the sensor alone starts runs anew")
 
 

@@ -36,6 +36,7 @@ class SignsOfLife:
         self._tags = {**tags, STEP_TAG: str(op_of(context).op_handle)}
         self._process = worker_process(context)
         self._stopped, self._ended = threading.Event(), threading.Event()
+        self._is_over = False
         self._thread = threading.Thread(target=self._beat, name="kafka-liveness-signs-of-life", daemon=True)
 
     def __enter__(self) -> Self:
@@ -43,7 +44,8 @@ class SignsOfLife:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._is_over = kind is None  # a step that fails may be retried in the same run, by its retry policy
         self._stopped.set()
         self._ended.wait(_STOP_SECONDS)  # not for ever: Dagster's database may not answer
 
@@ -52,7 +54,7 @@ class SignsOfLife:
         while not self._stopped.wait(BEAT_SECONDS):
             beat += 1
             self._say(beat)
-        self._say(None)  # other steps of the run may go on: they are in no lane
+        self._say(None)  # other steps of the run may go on, which give no signs
         self._ended.set()
 
     def _say(self, beat: int | None) -> None:
@@ -62,7 +64,7 @@ class SignsOfLife:
             log.exception("could not give a sign of life of run %s", self._run_id)
 
     def _sign(self, beat: int | None) -> str:
-        return Sign(run_mark(self._run_id), beat, self._process, is_over=beat is None).encode()
+        return Sign(run_mark(self._run_id), beat, self._process, is_over=self._is_over).encode()
 
 
 def word_of(instance: dg.DagsterInstance, record: dg.RunRecord, now: float, *, away: bool) -> Word:

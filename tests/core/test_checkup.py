@@ -137,7 +137,6 @@ def test_what_is_well_is_told_without_advice(of):
         (CATALOG, {"cache-enabled": None}, "cache", WARN, "up to 30 s late"),
         (CATALOG, {"type": "hadoop"}, "commits", Outcome.FAIL, "no atomic rename"),
         (INSTANCE, {f"{MONITORING}enabled": False}, "monitoring", WARN, "run_monitoring.enabled: true"),
-        (INSTANCE, {f"{MONITORING}max_runtime_seconds": 60}, "monitoring", WARN, "it ends live runs that are well"),
         (INSTANCE, {f"{MONITORING}free_slots_after_run_end_seconds": 0}, "monitoring", WARN, "for ever"),
         (INSTANCE, {"run_coordinator.class": "DefaultRunCoordinator"}, "queue", WARN, "QueuedRunCoordinator"),
         (INSTANCE, {"run_coordinator.config.dequeue_interval_seconds": 5}, "queue", WARN, "every 5 s"),
@@ -146,7 +145,6 @@ def test_what_is_well_is_told_without_advice(of):
             Outcome.FAIL, "holds back kafka_liveness/lane: any"),
         (INSTANCE, {"groups": Untold("name the code location")}, "limits", UNKNOWN, "name the code location"),
         (INSTANCE, {"concurrency.pools.granularity": "op"}, "pools", WARN, "set it to run"),
-        (INSTANCE, {"run_retries.enabled": True, "run_retries.max_retries": 3}, "retries", WARN, "max_retries 3"),
         (INSTANCE, {"storage": "sqlite"}, "storage", WARN, "one writer"),
         (INSTANCE, {"storage": "sqlite", "run_launcher.class": "K8sRunLauncher"}, "storage", Outcome.FAIL,
             "other machines cannot reach it"),
@@ -187,6 +185,8 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
         (CATALOG, {"type": None, "warehouse": None}, "commits", "its own"),
         (INSTANCE, {"groups": ("orders-etl",), "sensors.use_threads": False}, "threads", "one group"),
         (INSTANCE, {f"{RUNS}max_concurrent_runs": -1}, "limits", "-1"),
+        (INSTANCE, {f"{MONITORING}max_runtime_seconds": 3_600}, "monitoring", "before max_runtime_seconds, 3,600"),
+        (INSTANCE, {"run_retries.enabled": True, "run_retries.max_retries": 3}, "retries", "not for live runs"),
     ],
 )  # fmt: skip
 def test_another_way_to_be_well(of, changed, check, words):
