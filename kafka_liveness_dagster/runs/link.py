@@ -101,7 +101,7 @@ def _take_over(instance: dg.DagsterInstance, run_id: str, tag: str, places: Sequ
         later = instance.get_run_records(dg.RunsFilter(tags={tag: place}, statuses=_HAVE_STARTED))
         known = [*later, *([first] if first else [])]
         if first and all(
-            one.dagster_run.is_finished or word_of(instance, one, now, away=True) is Word.GONE for one in known
+            not is_in_lane(one.dagster_run) or word_of(instance, one, now, away=True) is Word.GONE for one in known
         ):
             tell(instance, run_id, {tag: place})
             return place
