@@ -14,8 +14,9 @@ from confluent_kafka.admin import NewPartitions
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
+from kafka_liveness_dagster.spark.errors import TransformError
 from tests.waiting import wait_for
-from tests.world.forgetful import Forgetful, kept
+from tests.world.forgetful import CrashError, Forgetful, kept
 
 HOUR, MINUTE = 3600, 60
 MENDED = "concat('mended ', cast(value AS string))"
@@ -181,6 +182,65 @@ def test_hours_from_before_the_group_are_told_of_nobody(world):
     world.grow_to(150)
     assert world.live() is None
     assert {hour: told["offsets"].value for hour, told in world.told().items()} == {2: 30}
+
+
+def test_hours_before_the_first_record_are_not_marked_complete(world):
+    """Neither while the first batch is at work, nor later: there is no table yet, and downstream would fail."""
+    world.produce_at(*range(130, 150))
+    assert world.told() == {}
+    until = f"{world.key(2)[:10]} {world.key(2)[11:]} UTC"
+    assert f"windows before {until} are not marked complete: the group's first record is later" in world.waits()
+    assert world.live() is None
+    assert {hour: told["offsets"].value for hour, told in world.told(4).items()} == {2: 20, 3: 0}
+    assert f"windows before {until} are not marked complete" in world.waits(), "as long as someone may wonder"
+    assert world.instance.get_materialized_partitions(world.by_hour) == {world.key(2), world.key(3)}
+
+
+def test_hours_wait_for_the_first_record_of_a_topic(world):
+    """A producer that fills a new topic begins with its oldest record."""
+    assert world.told() == {}
+    assert world.waits() == "the first record is waited for"
+    world.produce_at(*range(30, 70))
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+
+
+def test_a_start_of_years_ago_is_passed_in_one_tick(made):
+    """30,000 hours before the first record, and before the group."""
+    world = made(start="2023-06-01")
+    world.produce_at(*range(60))
+    assert world.live(offsets=kl.Offsets(auto_offset_reset="latest")) is None
+    world.produce_at(*range(60, 70), *range(130, 140))
+    assert world.live() is None
+    assert {hour: told["offsets"].value for hour, told in world.told().items()} == {2: 10}, "it began within the second"
+
+
+def test_an_hour_is_not_marked_complete_before_the_table_exists(world):
+    """All of it was forgiven, so nothing is owed, and no batch has created the table."""
+    world.grow_to(30)
+
+    def die(_batch):
+        raise CrashError
+
+    assert isinstance(world.live(die), TransformError)
+    assert world.live() is None
+    assert world.owed() == [(0, 30)]
+    world.forgive(0, 30)
+    assert world.told() == {}
+    assert world.waits().endswith(f"{world.key(0)} waits for the table: {world.table} does not exist yet")
+    world.produce_at(*range(200, 210))
+    assert world.live() is None
+    assert world.told()[0]["forgiven_or_lost"].value == 30
+
+
+@pytest.mark.parametrize(("settings", "marked"), [({}, [0, 1, 2]), ({"mark_empty": False}, [0, 2])])
+def test_an_empty_hour_between_others_is_marked_complete_or_left_out(made, settings, marked):
+    """A grid that waits for it would wait without end; downstream of a slow topic may do without it."""
+    world = made(**settings)
+    world.produce_at(30, 150)
+    assert world.live() is None
+    assert sorted(world.told()) == marked
+    assert world.told() == {}
 
 
 def test_an_open_transaction_may_be_of_the_hour(world):
