@@ -38,6 +38,7 @@ PROCESS_TAG = "kafka_liveness/process"
 AWAY_TAG = "kafka_liveness/away_seconds"
 COMMITTED_TAG = "kafka_liveness/committed"
 PARTITION_TAG = "dagster/partition"
+_BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 _telling = threading.Lock()  # Dagster reads all tags and writes them back: what two threads told would be one's
@@ -114,6 +115,16 @@ def budget_of(context: Context, *, argument: float | None, default: float | None
 def run_of(context: Context) -> dg.DagsterRun | None:
     """The run, None for a context that was built by hand: nothing of it is in the instance."""
     return context.instance.get_run_by_id(op_of(context).run_id) if context is not None else None
+
+
+def materializes(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
+    """Return whether this run, or the backfill that started it, materializes an asset.
+
+    Dagster's *Materialize all* makes a backfill of all assets, with a run for each of them or more.
+    """
+    backfill_id = context.run.tags.get(_BACKFILL_TAG)
+    backfill = context.instance.get_backfill(backfill_id) if backfill_id else None
+    return any(key in (found.asset_selection or ()) for found in (context.run, backfill) if found is not None)
 
 
 def op_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecutionContext:

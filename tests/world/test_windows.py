@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
@@ -77,20 +78,21 @@ class Hourly(Forgetful):
         records = self.instance.fetch_observations(asked, limit=10, ascending=True).records
         return [record.asset_observation.metadata["late_records"].value for record in records]
 
-    def newest_log(self):
-        """The log of the newest run."""
-        [newest] = self.instance.get_run_records(limit=1)
-        return "\n".join(entry.user_message for entry in self.instance.all_logs(newest.dagster_run.run_id))
-
-    def materialize(self, hour):
-        """A run that somebody starts for an hour: the error that ended it, or None."""
+    def materialize(self, hour, last=None, tags=None):
+        """A run that somebody starts for an hour, or up to the last one: the error that ended it, or None."""
         asset, defs = self.definitions()
         job = dg.define_asset_job("by_hand", selection=[asset.windows])
         self.between = None
         with_job = dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
-        return self._ended_by(
-            lambda job: job.execute_in_process(instance=self.instance, partition_key=self.key(hour)), with_job, job
-        )
+        ends = {ASSET_PARTITION_RANGE_START_TAG: self.key(hour), ASSET_PARTITION_RANGE_END_TAG: self.key(last or hour)}
+        tags = {**ends, **(tags or {})}
+        return self._ended_by(lambda job: job.execute_in_process(instance=self.instance, tags=tags), with_job, job)
+
+    def marked(self, hour):
+        """How often an hour was marked complete, and the offsets that it has by the newest event."""
+        asked = dg.AssetRecordsFilter(asset_key=self.by_hour, asset_partitions=[self.key(hour)])
+        found = self.instance.fetch_materializations(asked, limit=10).records
+        return len(found), found[0].asset_materialization.metadata["offsets"].value if found else None
 
 
 @pytest.fixture
@@ -424,6 +426,32 @@ def test_an_hour_by_hand_is_processed_again(world):
     assert (world.committed(), world.second_log(), world.owed()) == before
     assert world.late(1) == []
     assert world.told() == {}
+
+
+def test_materialize_all_leaves_complete_hours_alone(world):
+    """It reads none of them from Kafka again, and they stay as they were marked; one by hand is still processed."""
+    world.grow_to(150)
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+    before, world.value = world.snapshots(), MENDED
+    assert world.materialize(0, 2, world.materialize_all()) is None
+    assert world.snapshots() == before
+    assert [world.marked(hour) for hour in range(3)] == [(2, 60), (2, 60), (2, 30)], "its backfill waits for events"
+    assert "materialize its partition without" in world.newest_log()
+    assert world.materialize(1) is None
+    assert world.snapshots() > before
+
+
+def test_materialize_all_leaves_other_hours_to_the_sensor(world):
+    """An hour that a crash cut is not complete, and one after it may be empty: the complete one stays so."""
+    world.crash_at_70()
+    assert sorted(world.told()) == [0]
+    before = world.snapshots()
+    error = world.materialize(0, 2, world.materialize_all())
+    assert isinstance(error, IncompleteWindowError)
+    assert f"2 windows are not marked complete: {world.key(1)}, {world.key(2)}" in str(error)
+    assert [world.marked(hour) for hour in range(3)] == [(2, 60), (0, None), (0, None)]
+    assert world.snapshots() == before
 
 
 def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
