@@ -76,9 +76,8 @@ def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetE
         for key, metadata in known.items():  # a run that fails materializes nothing by itself
             context.log_event(dg.AssetMaterialization(windows.key, partition=key, metadata=metadata))
         raise IncompleteWindowError(
-            f"{number(len(others), 'window')} {'are' if others[1:] else 'is'} not marked complete: {listed(others)}. "
-            "Nothing was processed, and windows that are marked complete stay so. The sensor "
-            f"{asset.identifier}_group marks a window once all its records are in {asset.target}, and none before the "
+            f"Windows not marked complete ({len(others):,}): {listed(others)}. Nothing was processed, and windows that are "
+            f"marked complete stay so. The sensor {asset.identifier}_group marks a window once all its records are in {asset.target}, and none before the "
             "group's first record. Fix: none is needed; *windows* in the events of the topic's asset says what the "
             "next window waits for"
         )

@@ -114,22 +114,7 @@ class Forgetful:
     def materialize_all(self):
         """Return the tags of the runs that *Materialize all* starts: the UI's backfill of all partitions."""
         _, defs = self.definitions()
-        graph = defs.resolve_asset_graph()
-        backfill = PartitionBackfill.from_asset_partitions(
-            backfill_id=uuid4().hex[:8],
-            asset_graph=graph,
-            partition_names=None,
-            asset_selection=list(graph.materializable_asset_keys),
-            backfill_timestamp=time.time(),
-            tags={},
-            dynamic_partitions_store=self.instance,
-            all_partitions=True,
-            title=None,
-            description=None,
-            run_config=None,
-        )
-        self.instance.add_backfill(backfill)
-        return {BACKFILL_ID_TAG: backfill.backfill_id}
+        return {BACKFILL_ID_TAG: launch_backfill_of_all(defs.resolve_asset_graph(), self.instance)}
 
     def newest_log(self):
         """The log of the newest run."""
@@ -286,3 +271,22 @@ class Forgetful:
 def kept(start, end):
     """The offsets whose rows the transform keeps."""
     return [n for n in range(start, end) if n % 10 != 7]
+
+
+def launch_backfill_of_all(graph, instance):
+    """Launch what *Materialize all* launches: GraphQL's ``launchPartitionBackfill`` with ``allPartitions``; its id."""
+    backfill = PartitionBackfill.from_asset_partitions(
+        backfill_id=uuid4().hex[:8],
+        asset_graph=graph,
+        partition_names=None,
+        asset_selection=list(graph.materializable_asset_keys),
+        backfill_timestamp=time.time(),
+        tags={},
+        dynamic_partitions_store=instance,
+        all_partitions=True,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    instance.add_backfill(backfill)
+    return backfill.backfill_id

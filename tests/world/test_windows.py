@@ -449,7 +449,7 @@ def test_materialize_all_leaves_other_hours_to_the_sensor(world):
     before = world.snapshots()
     error = world.materialize(0, 2, world.materialize_all())
     assert isinstance(error, IncompleteWindowError)
-    assert f"2 windows are not marked complete: {world.key(1)}, {world.key(2)}" in str(error)
+    assert f"Windows not marked complete (2): {world.key(1)}, {world.key(2)}" in str(error)
     assert [world.marked(hour) for hour in range(3)] == [(2, 60), (0, None), (0, None)]
     assert world.snapshots() == before
 
@@ -462,6 +462,25 @@ def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
     assert isinstance(error, IncompleteWindowError)
     assert f"50 offsets are owed ({world.topic}:0:70-120), 0 are not read yet" in str(error)
     assert world.snapshots() == before
+
+
+def test_an_hour_by_hand_with_old_dead_letters(made):
+    """While they are owed the hour is not complete, and the error says how to close it; once forgiven they stay out."""
+    world = made(settings={"batching": kl.Batching(on_bad_record="dead_letter", in_flight=1)})
+    world.value = f"if(offset = 5, raise_error('bad'), {world.value})"
+    world.grow_to(70)
+    assert world.live() is None
+    assert world.told() == {}
+    error = world.materialize(0)
+    assert isinstance(error, IncompleteWindowError)
+    assert f"1 offsets are owed ({world.topic}:0:5-6)" in str(error)
+    assert f"dead letters among them need another transform, or `kafka-liveness forgive {world.group}`" in str(error)
+    world.forgive(5, 6)
+    assert world.told()[0]["forgiven_or_lost"].value == 1
+    world.value = f"if(offset = 5, raise_error('bad'), {MENDED})"
+    assert world.materialize(0) is None
+    mended = [offset for offset, value in world.values().items() if value.startswith("mended ")]
+    assert mended == [offset for offset in kept(0, 60) if offset != 5]
 
 
 def test_an_hour_by_hand_that_has_expired_is_refused(world):
