@@ -76,10 +76,10 @@ def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetE
         for key, metadata in known.items():  # a run that fails materializes nothing by itself
             context.log_event(dg.AssetMaterialization(windows.key, partition=key, metadata=metadata))
         raise IncompleteWindowError(
-            f"Windows not marked complete ({len(others):,}): {listed(others)}. Nothing was processed, and windows that are "
-            f"marked complete stay so. The sensor {asset.identifier}_group marks a window once all its records are in {asset.target}, and none before the "
-            "group's first record. Fix: none is needed; *windows* in the events of the topic's asset says what the "
-            "next window waits for"
+            f"Windows not marked complete ({len(others):,}): {listed(others)}. Nothing was processed, and windows "
+            f"that are marked complete stay so. The sensor {asset.identifier}_group marks a window once all its "
+            f"records are in {asset.target}, and none before the group's first record. Fix: none is needed; *windows* "
+            "in the events of the topic's asset says what the next window waits for"
         )
     for key, metadata in known.items():
         context.add_asset_metadata(metadata, partition_key=key)
