@@ -127,6 +127,7 @@ def test_every_setting_arrives(project, monkeypatch):
         "completeness": {
             "start": "2026-11-01-05:00", "timezone": "Europe/Amsterdam", "allowed_lateness_seconds": 600.0,
             "reopen_on_late": True,
+            "mark_empty": False,
         },
         "batching": {
             "allocation": "greedy", "in_flight": 1, "on_poison": "quarantine",

@@ -15,6 +15,7 @@ from kafka_liveness_dagster.lanes import lanes as module
 from kafka_liveness_dagster.lanes.lanes import _again, _quarantines, _until_idle
 
 DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
+BACKFILL = "dagster/backfill"
 SENSOR = "dagster/sensor_name"
 
 
@@ -30,10 +31,11 @@ def asset():
 def context(asset):
     """A run's: one crash lag partition is materialized, and so is a key of the same form of the live asset."""
     materialized = {asset.crash_lag_key: {DONE}, asset.key: {MISSING}}
-    instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__)
+    backfills = {"all": SimpleNamespace(asset_selection=[asset.key, asset.crash_lag_key])}
+    instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__, get_backfill=backfills.get)
 
-    def make(tags=None):
-        events, run = [], SimpleNamespace(tags=tags or {})
+    def make(tags=None, selected=None):
+        events, run = [], SimpleNamespace(tags=tags or {}, asset_selection=selected)
         return SimpleNamespace(run=run, instance=instance, log=Mock(), log_event=events.append, events=events)
 
     return make
@@ -52,6 +54,14 @@ def test_materialized_partitions_and_replays_are_replayed(asset, context, tags, 
     """The sensor requests missing partitions: one that another run has materialized since needs no second pass."""
     ranges = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
     assert _again(asset, context(tags), ranges) == [range_of(key) for key in again], "these are replayed"
+
+
+@pytest.mark.parametrize(("tags", "in_run"), [({BACKFILL: "all"}, False), ({BACKFILL: "gone"}, True), ({}, True)])
+def test_who_materializes_the_live_asset_too_replays_no_materialized_partition(asset, context, tags, in_run):
+    """*Materialize all* is a backfill of all assets; a replay that is missing is still to be done."""
+    ranges = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
+    selected = {asset.key, asset.crash_lag_key} if in_run else {asset.crash_lag_key}
+    assert _again(asset, context(tags, selected), ranges) == [range_of(REPLAY)], "what is done is left alone"
 
 
 @pytest.mark.parametrize(

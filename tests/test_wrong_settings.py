@@ -95,6 +95,7 @@ COMPLETENESS = {
     "timezone": ["", "CET+1", "Mars/Olympus", "../etc", 7, None],
     "allowed_lateness_seconds": NUMBERS,
     "reopen_on_late": FLAGS,
+    "mark_empty": FLAGS,
 }
 RESOURCES = {"kafka": KEYS, "spark": KEYS}
 GROUPS_OF_SETTINGS = {  # as a section, made, and the wrong values

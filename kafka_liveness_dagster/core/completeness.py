@@ -32,6 +32,7 @@ class Completeness(Enum):
     COMPLETE = "complete"
     WAITING = "waiting"
     UNKNOWN = "unknown"  # the group began in the middle of it, or after it: what was before that it never had
+    BEFORE = "before"  # it ends before the first record that the group answers for, in every partition
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,14 @@ class JudgedWindow:
         ranges: the offsets from the first record of the window on, to the first one behind it.
         closed: what was not processed, of them, or expired and maybe of them: forgiven, or lost and told.
         waits_for: what is not processed yet, in words.
+        is_empty: no partition ever had a record of a complete window. False where records may have expired.
     """
 
     standing: Completeness
     ranges: tuple[OffsetRange, ...] = ()
     closed: int = 0
     waits_for: str = ""
+    is_empty: bool = False
 
 
 def judged(
@@ -68,6 +71,8 @@ def judged(
     """
     if unknown := next((one for one in partitions if _origin(one) is None), None):
         return JudgedWindow(Completeness.WAITING, waits_for=f"a commit that says where {unknown.topic_partition} began")
+    if not has_records(partitions, ends):
+        return JudgedWindow(Completeness.BEFORE)
     if any(not _was_seen(one, begins[one.topic_partition], is_of_our_time=is_of_our_time) for one in partitions):
         return JudgedWindow(Completeness.UNKNOWN)
     left = {one.topic_partition: size(_to_do(one, ends[one.topic_partition])) for one in partitions}
@@ -78,7 +83,13 @@ def judged(
         Completeness.COMPLETE,
         tuple(OffsetRange(*tp, *span) for tp, span in spans.items() if span.size),
         sum(size(intersection((_maybe(one, spans[one.topic_partition]),), one.reported)) for one in partitions),
+        is_empty=not any(_maybe(one, spans[one.topic_partition]).size for one in partitions),
     )
+
+
+def has_records(partitions: Sequence[PartitionSnapshot], ends: Mapping[TopicPartition, int]) -> bool:
+    """Return whether any offset that the group answers for lies below these ends."""
+    return any(ends[one.topic_partition] > (_origin(one) or 0) for one in partitions)
 
 
 def all_done(partitions: Sequence[PartitionSnapshot], ranges: Collection[OffsetRange]) -> bool:

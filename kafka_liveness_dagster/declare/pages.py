@@ -39,7 +39,7 @@ def why_windows(settings: KafkaAssetSettings, windows: Windows) -> str:
         f"- **Who tells:** the sensor `{settings.identifier}_group`, {windows.allowed_lateness_seconds:,g} s after its "
         "end at the earliest.\n"
         "- **Why one is missing:** *windows* in the events of the topic's asset says what it waits for. None are told "
-        "of a time before the group began.\n"
+        "of a time before the group began, or before its first record.\n"
         "- **What came after that:** *late_records* in its events.\n"
         "- **To process one again:** *Materialize…*; rows of exactly its offsets are replaced, by today's code."
     )

@@ -145,10 +145,20 @@ def window_bounds(
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    begins, found = offsets_at(cluster, partitions, begin_ms), offsets_at(cluster, partitions, end_ms)
+    return offsets_at(cluster, partitions, begin_ms), window_ends(cluster, partitions, end_ms)
+
+
+def window_ends(cluster: Cluster, partitions: Sequence[TopicPartition], end_ms: int) -> dict[TopicPartition, int]:
+    """Return the offsets behind a window, as ``window_bounds`` does.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    found = offsets_at(cluster, partitions, end_ms)
     last = [tp for tp, at in found.items() if at is None]
     ends = _listed(cluster, last, OffsetSpec.latest(), "asking where the logs end")
-    return begins, {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
+    return {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
 
 
 def _newest(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -22,7 +22,7 @@ from kafka_liveness_dagster.lanes.proven import check_rows
 from kafka_liveness_dagster.lanes.tables import answer_seconds, table_now
 from kafka_liveness_dagster.lanes.waiting import Waiting
 from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
-from kafka_liveness_dagster.runs.selection import has_dependents, require_partition
+from kafka_liveness_dagster.runs.selection import has_dependents, materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG, MAX_RETRIES, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
     from kafka_liveness_dagster.lanes.lane import LeftOut, Source, Transform
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+
+
+LEFT_ALONE = (
+    "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition again, "
+    "materialize its partition without that asset"
+)
 
 
 def run_live(
@@ -212,9 +218,14 @@ def _again(
     """What is processed whole, done or not: what somebody materializes once more, and what is to be replayed.
 
     The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it wanted.
+    Who materializes the live asset, too, wants what is not done yet.
     """
     by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_group"
     done = set() if by_sensor else context.instance.get_materialized_partitions(asset.crash_lag_key)
+    if materializes(context, asset.key):
+        if left := [one for key, one in asked.items() if key in done]:
+            context.log.info(LEFT_ALONE, listed(left), "processed", asset.key.to_user_string())
+        return [one for key, one in asked.items() if is_replay(key) and key not in done]
     return [one for key, one in asked.items() if key in done or is_replay(key)]
 
 

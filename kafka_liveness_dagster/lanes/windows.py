@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
-from kafka_liveness_dagster.lanes.lanes import catch_up
+from kafka_liveness_dagster.lanes.lanes import LEFT_ALONE, catch_up
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata
-from kafka_liveness_dagster.runs.selection import require_partition
+from kafka_liveness_dagster.runs.selection import materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import lane_tags
 from kafka_liveness_dagster.telemetry.exporters import exported
 
 if TYPE_CHECKING:
-    import dagster as dg
-
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.lanes.lane import Transform
@@ -39,11 +39,17 @@ def run_windows(
 ) -> None:
     """Process the windows of a run's partitions again: rows of exactly their offsets are replaced.
 
+    A run that materializes the live asset, too, or whose backfill does, processes none: windows that were marked
+    complete stay so.
+
     Raises:
         IncompleteWindowError: something of them is owed, or not read yet: nothing was touched.
         DataExpiredError: the broker has deleted records that may be theirs: nothing was touched.
     """
     require_partition(context, asset.partitioned_keys)
+    if materializes(context, asset.key):
+        _leave_alone(asset, windows, context)
+        return
     with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
         asked = [windows.of_key(key) for key in context.partition_keys]
@@ -56,6 +62,37 @@ def run_windows(
             told = window_metadata(asset.group_id, of_window)
             numbers = done.tally.of_run(len(asked)) if done is not None else {}
             context.add_asset_metadata({**told, **numbers, **pipeline.spark.links()}, partition_key=window.key)
+
+
+def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetExecutionContext) -> None:
+    """Materialize the windows that are marked complete with what they had: a backfill waits for these events.
+
+    Raises:
+        IncompleteWindowError: others of the run's windows are not marked complete; the sensor marks them.
+    """
+    marked = context.instance.get_materialized_partitions(windows.key)
+    known = {key: _metadata(windows, context.instance, key) for key in context.partition_keys if key in marked}
+    if known:
+        context.log.info(LEFT_ALONE, listed([*known]), "marked complete", asset.key.to_user_string())
+    if others := [key for key in context.partition_keys if key not in marked]:
+        for key, metadata in known.items():  # a run that fails materializes nothing by itself
+            context.log_event(dg.AssetMaterialization(windows.key, partition=key, metadata=metadata))
+        raise IncompleteWindowError(
+            f"Windows not marked complete ({len(others):,}): {listed(others)}. Nothing was processed, and windows "
+            f"that are marked complete stay so. The sensor {asset.identifier}_group marks a window once all its "
+            f"records are in {asset.target}, and none before the group's first record. Fix: none is needed; *windows* "
+            "in the events of the topic's asset says what the next window waits for"
+        )
+    for key, metadata in known.items():
+        context.add_asset_metadata(metadata, partition_key=key)
+
+
+def _metadata(windows: Windows, instance: dg.DagsterInstance, key: str) -> dict[str, Any]:
+    """Return what the newest materialization of a window says."""
+    asked = dg.AssetRecordsFilter(asset_key=windows.key, asset_partitions=[key])
+    found = instance.fetch_materializations(asked, limit=1).records
+    newest = found[0].asset_materialization if found else None
+    return dict(newest.metadata) if newest else {}
 
 
 def _offsets(asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, window: Window) -> tuple[OffsetRange, ...]:
@@ -81,10 +118,16 @@ def _offsets(asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, wind
             f"`kafka-liveness replay {asset.group_id} --what-is-left` takes what is there"
         ) from None
     if found.owed or found.ahead:
+        remedies = [
+            f"materialize their partitions of {asset.crash_lag_key.to_user_string()}; dead letters among them need "
+            f"another transform, or `kafka-liveness forgive {asset.group_id}`"
+            if found.owed
+            else "",
+            "a live run reads the others" if found.ahead else "",
+        ]
         raise IncompleteWindowError(
             f"{window} is not complete: {sum(r.size for r in found.owed):,} offsets are owed "
-            f"({listed(found.owed) or 'none'}), {found.ahead:,} are not read yet. Nothing was processed again; "
-            f"materialize the owed partitions of {asset.crash_lag_key.to_user_string()} first, the sensor tells "
-            "the window then"
+            f"({listed(found.owed) or 'none'}), {found.ahead:,} are not read yet. Nothing was processed again. "
+            f"Fix: {'; '.join(filter(None, remedies))}. The sensor marks the window complete then"
         )
     return found.ranges

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.runs.tags import op_of
+from kafka_liveness_dagster.runs.tags import BACKFILL_TAG, op_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,6 +22,17 @@ def has_dependents(context: dg.AssetExecutionContext) -> bool:
     step = op_of(context).op_handle.name
     inputs = context.job_def.dependency_structure.output_to_downstream_inputs_for_node(step)
     return any(inputs.values())
+
+
+def materializes(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
+    """Return whether this run, or the backfill that started it, materializes an asset.
+
+    Dagster's *Materialize all* creates a backfill of all assets, with one run or more for each of them.
+    """
+    backfill_id = context.run.tags.get(BACKFILL_TAG)
+    backfill = context.instance.get_backfill(backfill_id) if backfill_id else None
+    of_backfill = (backfill.asset_selection if backfill else None) or ()
+    return key in {*context.job_def.asset_layer.selected_asset_keys, *of_backfill}
 
 
 def require_partition(context: dg.AssetExecutionContext, partitioned: Collection[dg.AssetKey]) -> None:

@@ -39,6 +39,7 @@ AWAY_TAG = "kafka_liveness/away_seconds"
 COMMITTED_TAG = "kafka_liveness/committed"
 STEP_TAG = "kafka_liveness/step"  # the key of the lane's step
 PARTITION_TAG = "dagster/partition"
+BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
 MAX_RETRIES = "dagster/max_retries"
 PRIORITY = "dagster/priority"

@@ -67,6 +67,7 @@ class ToldWindows(NamedTuple):
         late_seen: the last event of late records that was dealt with.
         identity: of the windows that this is about.
         said: how far the windows are, and what the next one waits for.
+        first: the begin of the first window that does not end before the group's first record; 0 until one was passed.
     """
 
     events: Sequence[dg.AssetMaterialization] = ()
@@ -75,6 +76,7 @@ class ToldWindows(NamedTuple):
     late_seen: int = 0
     identity: str = ""
     said: str = ""
+    first: float = 0.0
 
 
 class GroupCursor(BaseModel, frozen=True):
@@ -89,7 +91,7 @@ class GroupCursor(BaseModel, frozen=True):
         judged_of: the number of the last materialization before that.
         owed: which ranges were owed when Dagster was asked last which of them have partitions, as a number; 0 for none.
         told_to: the end of the last window of time that was dealt with, in seconds since the epoch; this and the next
-            three are those of ``ToldWindows``.
+            four are those of ``ToldWindows``.
         state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
         runs: names of its members by their keys, and so are the next two.
         elsewhere: those that are runs of another Dagster instance.
@@ -108,6 +110,7 @@ class GroupCursor(BaseModel, frozen=True):
     watched: float = 0.0
     late_seen: int = 0
     windows: str = ""
+    first: float = 0.0
     state: GroupState | None = None
     runs: dict[str, str] = {}
     elsewhere: dict[str, str] = {}
@@ -224,6 +227,7 @@ def _of_windows(told: ToldWindows) -> dict[str, Any]:
         "watched": round(told.watched),
         "late_seen": told.late_seen,
         "windows": told.identity,
+        "first": told.first,
     }
 
 

@@ -189,6 +189,7 @@ class _Watch:
             judged, outcomes, checked_at = news(judged, outcomes, checked_at, now, forgotten=forgotten)
         if self.windows is not None and table is not None:
             cannot_tell = table.cannot_tell or ("" if table.asked else "it was not asked")
+            cannot_tell = cannot_tell or ("" if table.exists else f"{table.target} does not exist yet")
             windows = self.windows.tell(cluster, instance, look, windows, now=now, cannot_tell=cannot_tell)
         catch_up = self.requests.catch_up(
             instance, look, lambda: (known or self._keys(instance)).missing, now, ghosts.catch_up()

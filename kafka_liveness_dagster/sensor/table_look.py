@@ -34,6 +34,8 @@ _readings: dict[str, Reading] = {}  # by the table's name: another one of that n
 class TableLook:
     """The table of one look; ``cannot_tell`` says why it could not be asked, once it was ``asked``.
 
+    ``exists`` after it was asked: a batch has been committed to it.
+
     Args:
         target: ``catalog.namespace.table``.
         spark: where the table is.
@@ -45,6 +47,7 @@ class TableLook:
     connect_seconds: float = AT_ONCE_SECONDS
     cannot_tell: str = field(default="", init=False)
     asked: bool = field(default=False, init=False)
+    exists: bool = field(default=False, init=False)
 
     @classmethod
     def of(
@@ -95,6 +98,7 @@ class TableLook:
         ledger = TableLedger(IcebergTable(self.target), self._session, _ASK_SECONDS, last)
         found = ledger.accounts(asked)
         _readings[self.target] = ledger.reading
+        self.exists = ledger.reading.snapshot_id is not None
         return found
 
     def _session(self) -> Any:

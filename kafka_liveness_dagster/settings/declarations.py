@@ -176,8 +176,8 @@ class KafkaAssetSettings(Declared):
         start, told = self.completeness.start, self.completeness
         if self.complete_every is None or start is None:
             return None
-        late = (told.allowed_lateness_seconds, told.reopen_on_late)
-        return Windows(self.key, self.complete_every, start, told.timezone, *late)
+        marking = (told.allowed_lateness_seconds, told.reopen_on_late, told.mark_empty)
+        return Windows(self.key, self.complete_every, start, told.timezone, *marking)
 
     @property
     def layout(self) -> Layout:

@@ -208,6 +208,10 @@ class Completeness(Group):
     reopen_on_late: kinds.Flag = False
     """A window for which records came after it was told is told again, once they are in the table. They are counted on
     it (``late_records``) anyway."""
+    mark_empty: kinds.Flag = True
+    """An hour without a record is marked complete, too: else it stays missing, and nobody can tell it from an hour
+    that waits. ``False`` is for slow topics whose downstream runs need no empty hours. Hours before the group's first
+    record are never marked."""
 
 
 class ResourceKeys(Group):

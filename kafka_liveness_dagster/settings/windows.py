@@ -47,6 +47,7 @@ class Windows:
         timezone: an IANA name.
         allowed_lateness_seconds: how long behind its end records of a window may come.
         reopen_on_late: what comes later still lets it be told again.
+        mark_empty: whether a window without records is marked complete.
     """
 
     of: dg.AssetKey
@@ -55,6 +56,7 @@ class Windows:
     timezone: str
     allowed_lateness_seconds: float
     reopen_on_late: bool
+    mark_empty: bool = True
 
     @property
     def key(self) -> dg.AssetKey:

@@ -35,7 +35,6 @@ def judge(one, begin, end, *, is_of_our_time=False):
             id="expired unread",
         ),
         pytest.param(partition(origin=None), 60, "a commit that says where orders:0 began", id="a stranger's commit"),
-        pytest.param(partition(committed=None, origin=None, log_end=0), 0, "", id="added, and empty"),
         pytest.param(partition(outstanding=(Span(70, 80),)), 60, "", id="owed behind it"),
         pytest.param(
             partition(outstanding=(Span(50, 80),)), 60, "10 offsets of orders:0, 10 of them owed", id="cut by a crash"
@@ -64,7 +63,6 @@ def test_what_it_waits_for(one, end, waits_for):
         pytest.param(partition(origin=40), 41, False, True, id="began when the group was there"),
         pytest.param(partition(origin=40), 40, True, True, id="looked at since before it began"),
         pytest.param(partition(origin=40), 30, True, False, id="the group began within"),
-        pytest.param(partition(origin=100), None, False, False, id="nothing is left of before"),
         pytest.param(partition(origin=40), None, False, True, id="nothing of it, and older records before"),
         pytest.param(
             partition(origin=10, log_start=50), 50, False, False, id="may have expired before it was looked at"
@@ -76,6 +74,39 @@ def test_what_it_waits_for(one, end, waits_for):
 def test_what_is_known_of_its_beginning(one, begin, is_of_our_time, known):
     found = judge(one, begin, 100, is_of_our_time=is_of_our_time)
     assert found.standing is (Completeness.COMPLETE if known else Completeness.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("several", "ends", "is_before"),
+    [
+        pytest.param([partition(committed=None, origin=None, log_end=0)], [0], True, id="an empty topic"),
+        pytest.param([partition(committed=None, origin=None)], [0], True, id="the first batch is at work"),
+        pytest.param([partition()], [1], False, id="its first record"),
+        pytest.param([partition(origin=40)], [40], True, id="records from before the group"),
+        pytest.param([partition(origin=100)], [100], True, id="no record since the group began"),
+        pytest.param([partition(origin=40)], [41], False, id="the group's first record"),
+        pytest.param([partition(log_start=100)], [100], False, id="expired since"),
+        pytest.param([partition(), partition(tp=PAYMENTS)], [0, 1], False, id="a record in another partition"),
+    ],
+)
+def test_a_window_before_the_first_record_is_not_judged(several, ends, is_before):
+    begins, ends = dict.fromkeys([ORDERS, PAYMENTS], 0), dict(zip([ORDERS, PAYMENTS], ends, strict=False))
+    found = judged(several, begins, ends, is_of_our_time=True)
+    assert (found.standing is Completeness.BEFORE) == is_before
+
+
+@pytest.mark.parametrize(
+    ("one", "begin", "is_empty"),
+    [
+        pytest.param(partition(), 60, True, id="records before it"),
+        pytest.param(partition(), 59, False, id="a record"),
+        pytest.param(partition(log_start=60), 60, False, id="its records may have expired"),
+        pytest.param(partition(log_start=50), 60, True, id="older records are there"),
+    ],
+)
+def test_which_windows_are_empty(one, begin, is_empty):
+    found = judge(one, begin, 60, is_of_our_time=True)
+    assert (found.standing, found.is_empty) == (Completeness.COMPLETE, is_empty)
 
 
 def test_what_it_tells():
@@ -119,6 +150,8 @@ def test_complete_means_every_offset_below_its_end(committed, owed, begin, size)
     spans = tuple(Span(one, one + 1) for one in sorted(owed) if one < committed)
     found = judge(partition(committed, 40, outstanding=spans), begin, begin + size)
     done = set(range(committed)) - owed
-    assert (found.standing is Completeness.COMPLETE) == (set(range(begin + size)) <= done)
+    expected = begin + size > 0 and set(range(begin + size)) <= done
+    assert (found.standing is Completeness.COMPLETE) == expected
+    assert (found.standing is Completeness.BEFORE) == (begin + size == 0)
     if found.standing is Completeness.COMPLETE:
         assert [tuple(one.span) for one in found.ranges] == ([(begin, begin + size)] if size else [])

@@ -707,6 +707,14 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="the idle time has passed",
     ),
     Mutant(
+        name="Materialize all processes crash lag that is done",
+        file="lanes/lanes.py",
+        old="    if materializes(context, asset.key):\n",
+        new="    if False:\n",
+        killed_by=f"{_LANES}who_materializes_the_live_asset_too_replays_no_materialized_partition",
+        invariant="what is done is left alone",
+    ),
+    Mutant(
         name="a window is whole before all of it is read",
         file="lanes/windows.py",
         old="if found.owed or found.ahead:",

@@ -678,6 +678,14 @@ _REST = (
         invariant="At index 0 diff: ['2026-10-24-00:00', '2026-10-24-01:00'] != []",
     ),
     Mutant(
+        name="windows before the first record are marked complete",
+        file="core/completeness.py",
+        old="    if not has_records(partitions, ends):\n        return JudgedWindow(Completeness.BEFORE)\n",
+        new="",
+        killed_by="tests/core/test_completeness.py::test_a_window_before_the_first_record_is_not_judged",
+        invariant="assert (<Completeness.COMPLETE: 'complete'> is <Completeness.BEFORE: 'before'>) == True",
+    ),
+    Mutant(
         name="windows do not wait for late records",
         file="sensor/windows.py",
         old="now - self.windows.allowed_lateness_seconds, _MOST)",

@@ -6,6 +6,7 @@ goes on at 120 and owes 70-120.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from uuid import uuid4
 
@@ -13,6 +14,8 @@ import dagster as dg
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from dagster._core.execution.backfill import PartitionBackfill
+from dagster._core.storage.tags import BACKFILL_ID_TAG
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
@@ -107,6 +110,16 @@ class Forgetful:
             if run is not None:
                 return run
         return None
+
+    def materialize_all(self):
+        """Return the tags of the runs that *Materialize all* starts: the UI's backfill of all partitions."""
+        _, defs = self.definitions()
+        return {BACKFILL_ID_TAG: launch_backfill_of_all(defs.resolve_asset_graph(), self.instance)}
+
+    def newest_log(self):
+        """The log of the newest run."""
+        [newest] = self.instance.get_run_records(limit=1)
+        return "\n".join(entry.user_message for entry in self.instance.all_logs(newest.dagster_run.run_id))
 
     def green(self):
         """The crash lag ranges that Dagster shows as done."""
@@ -258,3 +271,22 @@ class Forgetful:
 def kept(start, end):
     """The offsets whose rows the transform keeps."""
     return [n for n in range(start, end) if n % 10 != 7]
+
+
+def launch_backfill_of_all(graph, instance):
+    """Launch what *Materialize all* launches: GraphQL's ``launchPartitionBackfill`` with ``allPartitions``; its id."""
+    backfill = PartitionBackfill.from_asset_partitions(
+        backfill_id=uuid4().hex[:8],
+        asset_graph=graph,
+        partition_names=None,
+        asset_selection=list(graph.materializable_asset_keys),
+        backfill_timestamp=time.time(),
+        tags={},
+        dynamic_partitions_store=instance,
+        all_partitions=True,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    instance.add_backfill(backfill)
+    return backfill.backfill_id

@@ -68,6 +68,20 @@ def test_the_sensor_wants_nothing_again(world):
     assert state(world, f"{world.topic}:0:70-120") == "was done before this run"
 
 
+def test_materialize_all_wants_only_what_is_missing_again(world):
+    """One partition is done, and another is not."""
+    world.owe_70_to_120()
+    assert world.catch_up((70, 90)) is None
+    world.value = MENDED
+    assert world.catch_up((70, 90), (90, 120), tags=world.materialize_all()) is None
+    assert mended(world) == kept(90, 120)
+    assert state(world, f"{world.topic}:0:70-90") == "was done before this run"
+    assert world.catch_up((70, 90), tags=world.materialize_all()) is None
+    assert f"Left {world.topic}:0:70-90 alone" in world.newest_log()
+    assert world.catch_up((70, 90)) is None
+    assert mended(world) == kept(70, 120)
+
+
 def test_one_that_was_begun_goes_on_where_it_was(world):
     """It was never finished: what is done of it is not touched."""
     world.owe_70_to_120()

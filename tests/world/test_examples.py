@@ -122,7 +122,7 @@ def test_an_asset_of_the_same_job_reads_the_rows_of_the_run(example, like, topic
 
 
 def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, services, make_topic):  # noqa: PLR0917
-    """The sensor tells the hour, and what is downstream counts its records."""
+    """The sensor tells the hour, and what is downstream counts its records: also an hour of before it was there."""
     shown, topic = example("hourly"), make_topic()
     begin = int(time.time() // 3600 - 2) * 3600
     producer = Producer({"bootstrap.servers": services.bootstrap_servers})
@@ -141,6 +141,12 @@ def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, ser
                 one for one in sensor.evaluate_tick(context).asset_events if one.asset_key == shown.orders.windows.key
             ]
         assert told[0].partition == start
+        for event in told:
+            instance.report_runless_asset_event(event)
+        asked = dg.evaluate_automation_conditions(shown.defs, instance)
+        assert asked.get_requested_partitions(shown.orders_an_hour.key) == {one.partition for one in told}
+        again = dg.evaluate_automation_conditions(shown.defs, instance, cursor=asked.cursor)
+        assert again.get_requested_partitions(shown.orders_an_hour.key) == set(), "each once"
         done = dg.materialize([shown.orders_an_hour], partition_key=start, instance=instance, resources=resources)
     assert done.asset_materializations_for_node("orders_an_hour")[0].metadata["orders"].value == 2
 

@@ -10,12 +10,14 @@ import dagster as dg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
+from kafka_liveness_dagster.spark.errors import TransformError
 from tests.waiting import wait_for
-from tests.world.forgetful import Forgetful, kept
+from tests.world.forgetful import CrashError, Forgetful, kept
 
 HOUR, MINUTE = 3600, 60
 MENDED = "concat('mended ', cast(value AS string))"
@@ -76,20 +78,21 @@ class Hourly(Forgetful):
         records = self.instance.fetch_observations(asked, limit=10, ascending=True).records
         return [record.asset_observation.metadata["late_records"].value for record in records]
 
-    def newest_log(self):
-        """The log of the newest run."""
-        [newest] = self.instance.get_run_records(limit=1)
-        return "\n".join(entry.user_message for entry in self.instance.all_logs(newest.dagster_run.run_id))
-
-    def materialize(self, hour):
-        """A run that somebody starts for an hour: the error that ended it, or None."""
+    def materialize(self, hour, last=None, tags=None):
+        """A run that somebody starts for an hour, or up to the last one: the error that ended it, or None."""
         asset, defs = self.definitions()
         job = dg.define_asset_job("by_hand", selection=[asset.windows])
         self.between = None
         with_job = dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
-        return self._ended_by(
-            lambda job: job.execute_in_process(instance=self.instance, partition_key=self.key(hour)), with_job, job
-        )
+        ends = {ASSET_PARTITION_RANGE_START_TAG: self.key(hour), ASSET_PARTITION_RANGE_END_TAG: self.key(last or hour)}
+        tags = {**ends, **(tags or {})}
+        return self._ended_by(lambda job: job.execute_in_process(instance=self.instance, tags=tags), with_job, job)
+
+    def marked(self, hour):
+        """How often an hour was marked complete, and the offsets that it has by the newest event."""
+        asked = dg.AssetRecordsFilter(asset_key=self.by_hour, asset_partitions=[self.key(hour)])
+        found = self.instance.fetch_materializations(asked, limit=10).records
+        return len(found), found[0].asset_materialization.metadata["offsets"].value if found else None
 
 
 @pytest.fixture
@@ -181,6 +184,65 @@ def test_hours_from_before_the_group_are_told_of_nobody(world):
     world.grow_to(150)
     assert world.live() is None
     assert {hour: told["offsets"].value for hour, told in world.told().items()} == {2: 30}
+
+
+def test_hours_before_the_first_record_are_not_marked_complete(world):
+    """Neither while the first batch is at work, nor later: there is no table yet, and downstream would fail."""
+    world.produce_at(*range(130, 150))
+    assert world.told() == {}
+    until = f"{world.key(2)[:10]} {world.key(2)[11:]} UTC"
+    assert f"windows before {until} are not marked complete: the group's first record is later" in world.waits()
+    assert world.live() is None
+    assert {hour: told["offsets"].value for hour, told in world.told(4).items()} == {2: 20, 3: 0}
+    assert f"windows before {until} are not marked complete" in world.waits(), "as long as someone may wonder"
+    assert world.instance.get_materialized_partitions(world.by_hour) == {world.key(2), world.key(3)}
+
+
+def test_hours_wait_for_the_first_record_of_a_topic(world):
+    """A producer that fills a new topic begins with its oldest record."""
+    assert world.told() == {}
+    assert world.waits() == "the first record is waited for"
+    world.produce_at(*range(30, 70))
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+
+
+def test_a_start_of_years_ago_is_passed_in_one_tick(made):
+    """30,000 hours before the first record, and before the group."""
+    world = made(start="2023-06-01")
+    world.produce_at(*range(60))
+    assert world.live(offsets=kl.Offsets(auto_offset_reset="latest")) is None
+    world.produce_at(*range(60, 70), *range(130, 140))
+    assert world.live() is None
+    assert {hour: told["offsets"].value for hour, told in world.told().items()} == {2: 10}, "it began within the second"
+
+
+def test_an_hour_is_not_marked_complete_before_the_table_exists(world):
+    """All of it was forgiven, so nothing is owed, and no batch has created the table."""
+    world.grow_to(30)
+
+    def die(_batch):
+        raise CrashError
+
+    assert isinstance(world.live(die), TransformError)
+    assert world.live() is None
+    assert world.owed() == [(0, 30)]
+    world.forgive(0, 30)
+    assert world.told() == {}
+    assert world.waits().endswith(f"{world.key(0)} waits for the table: {world.table} does not exist yet")
+    world.produce_at(*range(200, 210))
+    assert world.live() is None
+    assert world.told()[0]["forgiven_or_lost"].value == 30
+
+
+@pytest.mark.parametrize(("settings", "marked"), [({}, [0, 1, 2]), ({"mark_empty": False}, [0, 2])])
+def test_an_empty_hour_between_others_is_marked_complete_or_left_out(made, settings, marked):
+    """A grid that waits for it would wait without end; downstream of a slow topic may do without it."""
+    world = made(**settings)
+    world.produce_at(30, 150)
+    assert world.live() is None
+    assert sorted(world.told()) == marked
+    assert world.told() == {}
 
 
 def test_an_open_transaction_may_be_of_the_hour(world):
@@ -366,6 +428,32 @@ def test_an_hour_by_hand_is_processed_again(world):
     assert world.told() == {}
 
 
+def test_materialize_all_leaves_complete_hours_alone(world):
+    """It reads none of them from Kafka again, and they stay as they were marked; one by hand is still processed."""
+    world.grow_to(150)
+    assert world.live() is None
+    assert sorted(world.told()) == [0, 1, 2]
+    before, world.value = world.snapshots(), MENDED
+    assert world.materialize(0, 2, world.materialize_all()) is None
+    assert world.snapshots() == before
+    assert [world.marked(hour) for hour in range(3)] == [(2, 60), (2, 60), (2, 30)], "its backfill waits for events"
+    assert "materialize its partition without" in world.newest_log()
+    assert world.materialize(1) is None
+    assert world.snapshots() > before
+
+
+def test_materialize_all_leaves_other_hours_to_the_sensor(world):
+    """An hour that a crash cut is not complete, and one after it may be empty: the complete one stays so."""
+    world.crash_at_70()
+    assert sorted(world.told()) == [0]
+    before = world.snapshots()
+    error = world.materialize(0, 2, world.materialize_all())
+    assert isinstance(error, IncompleteWindowError)
+    assert f"Windows not marked complete (2): {world.key(1)}, {world.key(2)}" in str(error)
+    assert [world.marked(hour) for hour in range(3)] == [(2, 60), (0, None), (0, None)]
+    assert world.snapshots() == before
+
+
 def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
     """With the numbers, and before anything is touched."""
     world.owe_70_to_120()
@@ -374,6 +462,25 @@ def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
     assert isinstance(error, IncompleteWindowError)
     assert f"50 offsets are owed ({world.topic}:0:70-120), 0 are not read yet" in str(error)
     assert world.snapshots() == before
+
+
+def test_an_hour_by_hand_with_old_dead_letters(made):
+    """While they are owed the hour is not complete, and the error says how to close it; once forgiven they stay out."""
+    world = made(settings={"batching": kl.Batching(on_bad_record="dead_letter", in_flight=1)})
+    world.value = f"if(offset = 5, raise_error('bad'), {world.value})"
+    world.grow_to(70)
+    assert world.live() is None
+    assert world.told() == {}
+    error = world.materialize(0)
+    assert isinstance(error, IncompleteWindowError)
+    assert f"1 offsets are owed ({world.topic}:0:5-6)" in str(error)
+    assert f"dead letters among them need another transform, or `kafka-liveness forgive {world.group}`" in str(error)
+    world.forgive(5, 6)
+    assert world.told()[0]["forgiven_or_lost"].value == 1
+    world.value = f"if(offset = 5, raise_error('bad'), {MENDED})"
+    assert world.materialize(0) is None
+    mended = [offset for offset, value in world.values().items() if value.startswith("mended ")]
+    assert mended == [offset for offset in kept(0, 60) if offset != 5]
 
 
 def test_an_hour_by_hand_that_has_expired_is_refused(world):
