@@ -35,8 +35,10 @@ def context(asset):
     instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__, get_backfill=backfills.get)
 
     def make(tags=None, selected=None):
-        events, run = [], SimpleNamespace(tags=tags or {}, asset_selection=selected)
-        return SimpleNamespace(run=run, instance=instance, log=Mock(), log_event=events.append, events=events)
+        events, run = [], SimpleNamespace(tags=tags or {})
+        job = SimpleNamespace(asset_layer=SimpleNamespace(selected_asset_keys=selected or {asset.crash_lag_key}))
+        told = {"log": Mock(), "log_event": events.append, "events": events}
+        return SimpleNamespace(run=run, job_def=job, instance=instance, **told)
 
     return make
 
