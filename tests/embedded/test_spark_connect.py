@@ -103,11 +103,13 @@ def test_the_doctor_waits_for_no_silent_spark(monkeypatch):
 
 
 def test_down_leaves_no_process(told, shared_home, processes_of):
-    """After ``down`` neither service nor a child of one is left, and a second ``down`` finds nothing."""
+    """After ``down`` neither service nor a child of one is left, a second one finds nothing, and ``up`` starts both."""
     assert len(processes_of(shared_home)) == 2
     assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: spark, kafka\n"
     assert processes_of(shared_home) == []
     assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: nothing ran\n"
+    again = subprocess.run([*CLI, "up", "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    assert json.loads(again.stdout) == told
 
 
 def test_the_users_settings_come_last(tmp_path, monkeypatch):
