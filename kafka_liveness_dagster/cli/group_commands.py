@@ -125,6 +125,9 @@ def forgive(
     partitions of the crash lag asset show it. Nothing is written before all of them were found to be owed, and
     you said yes.
 
+    A RANGE may also be a partition that failed when its offsets were processed again, like orders:3:70-120@replay-…:
+    the former rows stay in the table, and the partition counts as materialized. It needs DAGSTER_HOME.
+
     With DAGSTER_HOME set, who forgave what, when and why becomes an event of the crash lag asset, on the partitions
     concerned; it is written before the commit log.
 
@@ -135,15 +138,15 @@ def forgive(
     from kafka_liveness_dagster.cli import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
     kafka = reached(bootstrap_servers, command_config)
-    asked = by_hand.examine(kafka, group, ranges, reason)
     audit = by_hand.Audit.of(group, asset)
+    asked = by_hand.examine(kafka, group, ranges, reason, audit)
     for line in asked.told():
         click.echo(line)
     click.echo(audit.told(asked))
     if not yes:
-        click.confirm(f"Count these {asked.size:,} offsets as done, unprocessed?", abort=True)
+        click.confirm(asked.question, abort=True)
     by_hand.forgive(kafka, asked, audit)
-    click.echo(f"{asked.size:,} offsets forgiven")
+    click.echo(asked.outcome)
 
 
 @click.command()

@@ -180,7 +180,7 @@ def backfill_by_clicking(page, url, keys, crashed):
     picture(page, "missing")
     page.get_by_role("button", name="Materialize…").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name="Missing", exact=True).click()
+    dialog.get_by_role("button", name="Failed and missing", exact=True).click()
     expect(dialog.get_by_text(f"{missing} partition")).to_be_visible()
     picture(page, "launch")
     dialog.get_by_role("button", name="Launch backfill").click()
