@@ -103,9 +103,7 @@ def status(
 @click.argument("group", type=GROUP)
 @click.argument("ranges", type=RANGE, nargs=-1, required=True, metavar="RANGE...")
 @click.option("--reason", type=TEXT, required=True, help="Why nobody will process them; kept in Dagster.")
-@click.option(
-    "--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster knows several or none."
-)
+@click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
 @at_bootstrap_servers
 @with_command_config
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -224,7 +222,7 @@ def adopt(
 @click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, UTC unless it says otherwise.")
 @click.option("--to", "end", type=MOMENT, help="Up to before this time; all that is committed unless given.")
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option("--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster cannot tell which.")
+@click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
 @click.option("--what-is-left", is_flag=True, help="Go on although the broker has deleted records, maybe of that time.")
 @at_bootstrap_servers
 @with_command_config
