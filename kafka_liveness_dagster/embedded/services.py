@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.embedded.state import Started
 
 _NAMES = ("kafka", "spark")
+_LOCK = "services.lock"
 _LOCK_SECONDS = 780.0
 """For downloads, beside what a start may take."""
 
@@ -100,13 +101,13 @@ def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
         The names of those that ran. Their topics, offsets and tables stay.
     """
     home = state.home_folder(home)
-    if not state.read(home):
+    if not state.read(home) and not (home / _LOCK).exists():
         return []
-    with _lock(home):
+    with _lock(home):  # of a first start, which notes nothing while jars are downloaded, only the lock is there
         started = state.read(home)
         found = {name: _find(home, name, one) for name, one in started.items()}
         try:
-            if until_up:
+            if until_up and started:
                 state.set_down(home, down=True)  # first: Ctrl-C may come while they end
         finally:
             process.end(one for one in found.values() if one)
@@ -186,7 +187,7 @@ def _services(home: Path) -> Services:
 def _lock(home: Path) -> Iterator[None]:
     seconds = _LOCK_SECONDS + process.start_seconds()
     try:
-        with FileLock(home / "services.lock", timeout=seconds):
+        with FileLock(home / _LOCK, timeout=seconds):
             yield
     except Timeout:
         raise ServiceNotStartedError(

@@ -122,6 +122,17 @@ def test_nothing_runs_after_a_down_that_meets_starts(home, processes_of):
     assert processes_of(home) == []
 
 
+def test_down_waits_for_a_first_start(home, monkeypatch):
+    """Nothing is noted while the jars come: a `down` that took this for nothing would be followed by the services."""
+    state.create_home(home)
+    monkeypatch.setattr(services, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", "0.05")
+    with services._lock(home):
+        assert "another process has been starting or stopping" in down()
+    assert down() == "stopped: nothing ran\n"
+    assert not state.is_down(home), "nothing was ever started: the first use still starts it"
+
+
 def test_a_pid_that_belongs_to_another_program_is_never_signalled(home):
     """A stale pid is recognised: neither down nor up ends the program that has the number now."""
     state.create_home(home)
