@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         JavaNotFoundError,
         PortTakenError,
         ServiceNotStartedError,
+        ServicesDownError,
     )
     from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
@@ -160,6 +161,7 @@ __all__ = [
     "SchemaRegistryResource",
     "SchemaUnusableError",
     "ServiceNotStartedError",
+    "ServicesDownError",
     "Sink",
     "SparkCancelledError",
     "SparkConnectResource",
@@ -202,7 +204,7 @@ _HOMES = {
         "declare.asset": "kafka_asset",
         "declare.component": "KafkaAssetComponent",
         "declare.definitions": "KafkaAsset",
-        "embedded.errors": "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError",
+        "embedded.errors": "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError ServicesDownError",
         "kafka.catch_up": "CatchUpConsumer PausedPartitionError",
         "kafka.consumer": "LivenessConsumer",
         "kafka.errors": (

@@ -146,7 +146,7 @@ def crash_lag_age(
         return Verdict(Gravity.FINE, f"{sentence}; no bound is set (max_age_seconds of CrashLag)", numbers)
     numbers["max_crash_lag_age_seconds"] = max_age_seconds
     if oldest_seconds > max_age_seconds:
-        remedy = "Materialize the missing partitions, or let the sensor do it (auto_catch_up)"
+        remedy = "Materialize the partitions that are failed or missing, or let the sensor do it (auto_catch_up)"
         return Verdict(Gravity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if unlisted:
         sentence = f"{listed(unlisted)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"

@@ -21,7 +21,7 @@ from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.proven import check_rows
 from kafka_liveness_dagster.lanes.tables import answer_seconds, table_now
 from kafka_liveness_dagster.lanes.waiting import Waiting
-from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
+from kafka_liveness_dagster.metadata import Tally, counted, merged, number, range_metadata, range_table
 from kafka_liveness_dagster.runs.selection import has_dependents, materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG, MAX_RETRIES, NO_RETRIES, lane_tags
@@ -44,6 +44,7 @@ LEFT_ALONE = (
     "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition again, "
     "materialize its partition without that asset"
 )
+_NAMED = 5  # ranges in a command that an error shows; the next run names the others
 
 
 def run_live(
@@ -199,17 +200,41 @@ def catch_up(
         tally = Tally()
         pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, keys), tally)
         left_out, bad, lost, done = lane.quarantined, lane.bad, lane.lost, lane.done_ranges()
+        state, remedy = _left_behind(asset.group_id, [*left_out, *bad], lane.kept_ranges(), keys)
     if asset.table is not None:
         remove_processed(pipeline.spark, asset.table, done, lane.budget.seconds)
     context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
-    outcome = "All else of these partitions is done, but they stay missing until the offsets are"
     if left_out:
-        raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
+        raise PoisonedOffsetError(left_out, lane.budget.seconds, f"{state}. Or {remedy}")
     if bad:
-        remedy = "mend the transform, or `kafka-liveness forgive` them; what they are is in"
-        raise BadRecordError(bad, "", f"{outcome}: {remedy} {asset.table}_dead_letters")
+        fix = f"Fix: correct the transform, and materialize *Failed and missing*; or {remedy}"
+        raise BadRecordError(bad, "", f"{state}. {fix}. The records are in {asset.table}_dead_letters")
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return CaughtUp(owed, lost, tally)
+
+
+def _left_behind(
+    group_id: str, left_out: Sequence[OffsetRange], kept: Sequence[OffsetRange], keys: Sequence[str]
+) -> tuple[str, str]:
+    """What became of offsets that a catch-up run left out, and how a person closes their partitions as they are.
+
+    Args:
+        group_id: of the live lane.
+        left_out: each is one offset.
+        kept: those that were processed before; the others are owed.
+        keys: partitions of the crash lag asset; none for a run of complete windows.
+    """
+    owed = merged(one for one in left_out if one not in kept)
+    state = "All else of these partitions is done. "
+    state += "They stay failed until the offsets are done" if owed else ""
+    state += "; t" if owed and kept else "T" if kept else ""
+    state += f"he former rows of {listed(merged(kept))} are still in the table" if kept else ""
+    if kept and not keys:
+        return state, "keep the former rows by *Report materialization events*, in the menu beside Materialize"
+    of_kept = [key for key in keys if any(range_of(key).overlaps(one) for one in kept)]
+    named = [*map(str, owed), *of_kept][:_NAMED]
+    given_up = "give the offsets up" if owed else "keep the former rows"
+    return state, f'{given_up} by `kafka-liveness forgive {group_id} {" ".join(named)} --reason "…"`'
 
 
 def _again(
