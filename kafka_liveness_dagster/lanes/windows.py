@@ -16,7 +16,8 @@ from kafka_liveness_dagster.lanes.lanes import catch_up
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata
 from kafka_liveness_dagster.runs.signs import SignsOfLife
-from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.runs.storage import needed, storage_of
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, lane_tags
 from kafka_liveness_dagster.telemetry.exporters import exported
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ def run_windows(
     """
     with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
-        asked = [windows.of_key(key) for key in context.partition_keys]
+        keys = needed(lambda: context.partition_keys, "the keys of the run", AT_BEGIN)
+        asked = [windows.of_key(key) for key in keys]
         found = {window: _offsets(asset, windows, cluster, window) for window in asked}
         ranges = merged(r for several in found.values() for r in several)
-        context.log.info("%s again: %s", number(len(asked), "window"), listed(ranges) or "no records")
+        storage_of(context).log.info("%s again: %s", number(len(asked), "window"), listed(ranges) or "no records")
         pipeline = Pipeline.of(asset, context, transform, "catch-up", again=ranges)
         done = catch_up(asset, context, pipeline, ranges, again=ranges) if ranges else None
         for window, of_window in found.items():
