@@ -112,6 +112,7 @@ class _Call(NamedTuple):
     store: Callable[[], None]
     what: str
     done: Future[None]
+    at: float
 
 
 class RunStorage:
@@ -175,7 +176,7 @@ class RunStorage:
                 )
 
     def _put(self, store: Callable[[], None], what: str) -> Future[None]:
-        one = _Call(store, what, Future())
+        one = _Call(store, what, Future(), time.monotonic())
         with self._changed:
             was_behind = bool(self._waiting)
             if was_behind and not what and len(self._waiting) >= _MOST_LINES:
@@ -199,7 +200,7 @@ class RunStorage:
             except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
                 error = raised
             if isinstance(error, Exception) and _is_of_storage(error):
-                self._failed(error)
+                self._failed(one, error)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             elif self._finish(one, error):
@@ -207,10 +208,10 @@ class RunStorage:
             else:
                 pause = _PAUSE_SECONDS
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, one: _Call, error: Exception) -> None:
         with self._changed:
             is_first, self._error = self._failed_at is None, first_line(error)
-            self._failed_at = self._failed_at or time.monotonic()
+            self._failed_at = self._failed_at or one.at
             self._changed.notify_all()
         if is_first:
             _say(
