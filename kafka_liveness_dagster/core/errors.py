@@ -15,12 +15,6 @@ class InvalidSettingError(KafkaLivenessError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return an error's class and the first line of its text: drivers add statements and links to it.
-
-    >>> first_line(OSError("disk is full\n[SQL: INSERT INTO ...]"))
-    'OSError: disk is full'
-    >>> first_line(KeyboardInterrupt())
-    'KeyboardInterrupt'
-    """
+    """Return an error's class and the first line of its text: drivers add statements and links to it."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
