@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.registry import SchemaRegistryResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.runs.selection import PartitionRequiredError
+    from kafka_liveness_dagster.runs.storage import DagsterStorageError
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
     from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
     from kafka_liveness_dagster.settings.groups import (
@@ -112,6 +113,7 @@ __all__ = [
     "Completeness",
     "CrashLag",
     "CrashLagFound",
+    "DagsterStorageError",
     "DataExpiredError",
     "FenceReason",
     "FencedError",
@@ -219,6 +221,7 @@ _HOMES = {
         "resources.registry": "SchemaRegistryResource",
         "resources.spark": "SparkConnectResource",
         "runs.selection": "PartitionRequiredError",
+        "runs.storage": "DagsterStorageError",
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",
         "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Watch",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.runs.tags import BACKFILL_TAG, op_of
+from kafka_liveness_dagster.runs.storage import needed
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, BACKFILL_TAG, op_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,7 +32,8 @@ def materializes(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
     Dagster's *Materialize all* creates a backfill of all assets, with one run or more for each of them.
     """
     backfill_id = context.run.tags.get(BACKFILL_TAG)
-    backfill = context.instance.get_backfill(backfill_id) if backfill_id else None
+    ask = partial(context.instance.get_backfill, backfill_id or "")
+    backfill = needed(ask, "the backfill of the run", AT_BEGIN) if backfill_id else None
     of_backfill = (backfill.asset_selection if backfill else None) or ()
     return key in {*context.job_def.asset_layer.selected_asset_keys, *of_backfill}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
@@ -22,6 +21,7 @@ from kafka_liveness_dagster.core.processes import Sign
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.core.timeouts import Budget, first_budget
 from kafka_liveness_dagster.runs import host
+from kafka_liveness_dagster.runs.storage import needed
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.processes import Process
@@ -45,8 +45,8 @@ MAX_RETRIES = "dagster/max_retries"
 PRIORITY = "dagster/priority"
 LIVE_PRIORITY = {PRIORITY: "10"}  # a live run passes a backfill's queue; all others have 0 unless told otherwise
 NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run: a retry would be a second one
+AT_BEGIN = "this run has read and committed nothing yet"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
-_telling = threading.Lock()  # Dagster reads all tags and writes them back: what two threads told would be one's
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 
 
@@ -67,12 +67,6 @@ def unfinished(group_id: str, lane: Literal["live", "catch-up"] | None = None) -
     """The runs of a group, or of one of its lanes, that are queued, starting or at work."""
     at_work = [status for status in dg.DagsterRunStatus if status not in _OVER]
     return dg.RunsFilter(tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work)
-
-
-def tell(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str]) -> None:
-    """Let others see something of a run that goes on."""
-    with _telling:
-        instance.add_run_tags(run_id, tags)
 
 
 def why_away(run: dg.DagsterRun) -> Away | None:
@@ -110,7 +104,8 @@ def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) ->
 
 def is_step(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
     """Whether a run worker started this process for its step alone, as the multiprocess executor does."""
-    events = context.instance.all_logs(op_of(context).run_id, of_type=dg.DagsterEventType.STEP_WORKER_STARTED)
+    started, run_id = dg.DagsterEventType.STEP_WORKER_STARTED, op_of(context).run_id
+    events = needed(lambda: context.instance.all_logs(run_id, of_type=started), "the events of the run", AT_BEGIN)
     pids = (entry.dagster_event.engine_event_data.metadata.get("pid") for entry in events if entry.dagster_event)
     return str(os.getpid()) in {str(getattr(pid, "value", pid)) for pid in pids}
 
@@ -129,7 +124,9 @@ def budget_of(context: Context, *, argument: float | None, default: float | None
 
 def run_of(context: Context) -> dg.DagsterRun | None:
     """The run, None for a context that was built by hand: nothing of it is in the instance."""
-    return context.instance.get_run_by_id(op_of(context).run_id) if context is not None else None
+    if context is None:
+        return None
+    return needed(lambda: context.instance.get_run_by_id(op_of(context).run_id), "the record of the run", AT_BEGIN)
 
 
 def op_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecutionContext:
@@ -139,8 +136,11 @@ def op_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExe
 
 def run_remaining(context: Context) -> float | None:
     """Return the seconds left of ``dagster/max_runtime``, or of the instance's limit; None when the run has none."""
-    record = context.instance.get_run_record_by_id(op_of(context).run_id) if context is not None else None
-    if context is None or record is None:
+    if context is None:
+        return None
+    asked = op_of(context).run_id
+    record = needed(lambda: context.instance.get_run_record_by_id(asked), "the record of the run", AT_BEGIN)
+    if record is None:
         return None
     limit = _seconds(record.dagster_run.tags, "run tag", MAX_RUNTIME)
     if limit is None and context.instance.run_monitoring_enabled:
