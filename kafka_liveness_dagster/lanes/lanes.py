@@ -253,11 +253,8 @@ def _again(
     Who materializes the live asset, too, wants what is not done yet.
     """
     by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_group"
-    if by_sensor:
-        done = set[str]()
-    else:
-        materialized = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)
-        done = needed(materialized, "the partitions of the asset", AT_BEGIN)
+    ask = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)
+    done = set[str]() if by_sensor else needed(ask, "the partitions of the asset", AT_BEGIN)
     if materializes(context, asset.key):
         if left := [one for key, one in asked.items() if key in done]:
             storage_of(context).log.info(LEFT_ALONE, listed(left), "processed", asset.key.to_user_string())
