@@ -28,8 +28,9 @@ def asset():
 
 
 @pytest.fixture
-def context(asset):
-    """A run's: one crash lag partition is materialized, and so is a key of the same form of the live asset."""
+def context(asset, monkeypatch):
+    """A run's, and its storage: one crash lag partition is materialized, and so is such a key of the live asset."""
+    monkeypatch.setattr(module, "storage_of", lambda run: run)
     materialized = {asset.crash_lag_key: {DONE}, asset.key: {MISSING}}
     backfills = {"all": SimpleNamespace(asset_selection=[asset.key, asset.crash_lag_key])}
     instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__, get_backfill=backfills.get)
@@ -37,7 +38,7 @@ def context(asset):
     def make(tags=None, selected=None):
         events, run = [], SimpleNamespace(tags=tags or {})
         job = SimpleNamespace(asset_layer=SimpleNamespace(selected_asset_keys=selected or {asset.crash_lag_key}))
-        told = {"log": Mock(), "log_event": events.append, "events": events}
+        told = {"log": Mock(), "event": lambda event, _: events.append(event), "events": events}
         return SimpleNamespace(run=run, job_def=job, instance=instance, **told)
 
     return make
