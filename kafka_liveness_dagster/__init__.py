@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         JavaNotFoundError,
         PortTakenError,
         ServiceNotStartedError,
+        ServicesDownError,
     )
     from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.registry import SchemaRegistryResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
+    from kafka_liveness_dagster.runs.selection import PartitionRequiredError
+    from kafka_liveness_dagster.runs.storage import DagsterStorageError
     from kafka_liveness_dagster.sensor.sensor import build_group_sensor
     from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
     from kafka_liveness_dagster.settings.groups import (
@@ -110,6 +113,7 @@ __all__ = [
     "Completeness",
     "CrashLag",
     "CrashLagFound",
+    "DagsterStorageError",
     "DataExpiredError",
     "FenceReason",
     "FencedError",
@@ -143,6 +147,7 @@ __all__ = [
     "OtherTableError",
     "OvertakenError",
     "OwedForgotten",
+    "PartitionRequiredError",
     "PausedPartitionError",
     "PoisonedOffsetError",
     "PortTakenError",
@@ -158,6 +163,7 @@ __all__ = [
     "SchemaRegistryResource",
     "SchemaUnusableError",
     "ServiceNotStartedError",
+    "ServicesDownError",
     "Sink",
     "SparkCancelledError",
     "SparkConnectResource",
@@ -200,7 +206,7 @@ _HOMES = {
         "declare.asset": "kafka_asset",
         "declare.component": "KafkaAssetComponent",
         "declare.definitions": "KafkaAsset",
-        "embedded.errors": "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError",
+        "embedded.errors": "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError ServicesDownError",
         "kafka.catch_up": "CatchUpConsumer PausedPartitionError",
         "kafka.consumer": "LivenessConsumer",
         "kafka.errors": (
@@ -214,6 +220,8 @@ _HOMES = {
         "resources.kafka": "KafkaLivenessResource",
         "resources.registry": "SchemaRegistryResource",
         "resources.spark": "SparkConnectResource",
+        "runs.selection": "PartitionRequiredError",
+        "runs.storage": "DagsterStorageError",
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",
         "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Watch",

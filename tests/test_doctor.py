@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 
 import dagster as dg
@@ -14,11 +15,13 @@ from dagster._core.remote_origin import (
     RemoteInstigatorOrigin,
     RemoteRepositoryOrigin,
 )
-from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, TickData, TickStatus
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._daemon.types import DaemonHeartbeat
 
 from kafka_liveness_dagster.cli import checkup_dagster
 from kafka_liveness_dagster.core.checkup import Outcome, judged
+from kafka_liveness_dagster.core.checkup_dagster import INSTANCE
 from kafka_liveness_dagster.core.checkup_spark import CATALOG, SERVER, SETTINGS, catalogs_of
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -40,7 +43,9 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
         "".join(re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0])
     )
     found = examined(tmp_path)
-    assert not_well(found) == {("dagster", "storage")}
+    assert not_well(found) == {("dagster", "storage"), ("dagster", "daemon"), ("location", "period")}
+    assert "no daemon has ever worked" in found["dagster", "daemon"].found
+    assert found["location", "period"].found == "never ticked: orders_group"
     assert found["location", "sensors"].found == "on: orders_group"
     assert [file.name for file in tmp_path.iterdir()] == ["dagster.yaml"]
 
@@ -56,17 +61,49 @@ def test_spark_as_the_page_has_it():
     assert {one.outcome for one in found} == {Outcome.OK}
 
 
-def test_a_sensor_that_somebody_switched_off(tmp_path):
-    """By what the instance remembers, whatever its code says; Dagster's own executor is told too."""
+def sensor_state(status, location_name="orders.py"):
+    """What an instance remembers of the sensor of the example."""
     target = LoadableTargetOrigin(python_file=str(ORDERS))
     repository = RemoteRepositoryOrigin(
-        InProcessCodeLocationOrigin(target, location_name="orders.py"), "__repository__"
+        InProcessCodeLocationOrigin(target, location_name=location_name), "__repository__"
     )
-    off = InstigatorState(
-        RemoteInstigatorOrigin(repository, "orders_group"), InstigatorType.SENSOR, InstigatorStatus.STOPPED
+    return InstigatorState(RemoteInstigatorOrigin(repository, "orders_group"), InstigatorType.SENSOR, status)
+
+
+def test_the_period_that_a_sensor_keeps(tmp_path):
+    """By its latest ticks, whatever is set; those under the location's former name do not count."""
+    now = time.time()
+    former, latest = (
+        sensor_state(status, name)
+        for status, name in ((InstigatorStatus.STOPPED, "former.py"), (InstigatorStatus.RUNNING, "orders.py"))
     )
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        instance.add_instigator_state(off)
+        for state, every, newest in ((latest, 12, now - 3), (former, 5, now - 7_200)):
+            instance.add_instigator_state(state)
+            for nth in range(9):
+                instance.create_tick(
+                    TickData(
+                        state.instigator_origin_id,
+                        "orders_group",
+                        InstigatorType.SENSOR,
+                        TickStatus.SKIPPED,
+                        newest - every * nth,
+                        selector_id=state.selector_id,
+                    )
+                )
+        instance.add_daemon_heartbeat(DaemonHeartbeat(now - 3_600, "SENSOR", "of this test"))
+    found = examined(tmp_path)
+    assert found["location", "period"].outcome is Outcome.WARN
+    assert found["location", "period"].found == "orders_group ticks every 12 s; its interval is 5 s"
+    assert found["location", "sensors"].outcome is Outcome.OK
+    assert found["dagster", "daemon"].outcome is Outcome.FAIL
+    assert "1 h ago" in found["dagster", "daemon"].found
+
+
+def test_a_sensor_that_somebody_switched_off(tmp_path):
+    """By what the instance remembers, whatever its code says; Dagster's own executor is told too."""
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        instance.add_instigator_state(sensor_state(InstigatorStatus.STOPPED))
     found = examined(tmp_path)
     assert found["location", "sensors"].outcome is Outcome.FAIL
     assert found["location", "sensors"].found == "off: orders_group (orders-etl)"
@@ -98,11 +135,26 @@ def test_an_instance_whose_settings_or_storage_cannot_be_read(tmp_path):
     (tmp_path / "dagster.yaml").write_text("storage:\n  postgres:\n    postgres_url: nonsense\n")
     assert examined(tmp_path)["location", "sensors"].outcome is Outcome.UNKNOWN
     known = examined(tmp_path, file=None)
-    assert (known["dagster", "limits"].outcome, ("location", "sensors") in known) == (Outcome.UNKNOWN, False)
+    assert known["dagster", "limits"].outcome is known["location", "settings"].outcome is Outcome.UNKNOWN
+    assert "-m or -f" in known["location", "settings"].advice
     for broken in ("[", "- 1"):
         (tmp_path / "dagster.yaml").write_text(broken)
-        [(_, answer)] = examined(tmp_path).items()
-        assert answer.outcome is Outcome.FAIL
+        found = examined(tmp_path)
+        assert {at for at, one in found.items() if one.outcome is Outcome.FAIL} == {("dagster", "settings")}
+        assert found["location", "sensors"].outcome is found["location", "period"].outcome is Outcome.UNKNOWN
+    for nowhere in (tmp_path / "nowhere", Path("relative")):
+        assert "must be the absolute path of a folder" in examined(nowhere)["dagster", "settings"].found
+
+
+def test_what_is_not_named_is_unknown():
+    """Neither an instance nor a code location: nothing is well, each line has the setting that is missing."""
+    found = examined(None, file=None)
+    assert {at: one.outcome for at, one in found.items()} == {
+        ("dagster", "settings"): Outcome.UNKNOWN,
+        ("location", "settings"): Outcome.UNKNOWN,
+    }
+    assert "set DAGSTER_HOME" in found["dagster", "settings"].advice
+    assert all(rule.check in found["dagster", "settings"].found for rule in INSTANCE)
 
 
 def test_a_module_is_found_where_one_stands(tmp_path, monkeypatch):
@@ -111,4 +163,9 @@ def test_a_module_is_found_where_one_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     found = examined(None, "of_a_module_of_mine", None)
-    assert not_well(found) == set()
+    assert {at: one.outcome for at, one in found.items()} == {
+        ("dagster", "settings"): Outcome.UNKNOWN,
+        ("location", "executor"): Outcome.OK,
+        ("location", "sensors"): Outcome.UNKNOWN,
+        ("location", "period"): Outcome.UNKNOWN,
+    }

@@ -12,7 +12,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.lanes import lanes as module
-from kafka_liveness_dagster.lanes.lanes import _again, _quarantines, _until_idle
+from kafka_liveness_dagster.lanes.lanes import _again, _left_behind, _quarantines, _until_idle
 
 DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
 BACKFILL = "dagster/backfill"
@@ -28,15 +28,18 @@ def asset():
 
 
 @pytest.fixture
-def context(asset):
-    """A run's: one crash lag partition is materialized, and so is a key of the same form of the live asset."""
+def context(asset, monkeypatch):
+    """A run's, and its storage: one crash lag partition is materialized, and so is such a key of the live asset."""
+    monkeypatch.setattr(module, "storage_of", lambda run: run)
     materialized = {asset.crash_lag_key: {DONE}, asset.key: {MISSING}}
     backfills = {"all": SimpleNamespace(asset_selection=[asset.key, asset.crash_lag_key])}
     instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__, get_backfill=backfills.get)
 
     def make(tags=None, selected=None):
-        events, run = [], SimpleNamespace(tags=tags or {}, asset_selection=selected)
-        return SimpleNamespace(run=run, instance=instance, log=Mock(), log_event=events.append, events=events)
+        events, run = [], SimpleNamespace(tags=tags or {})
+        job = SimpleNamespace(asset_layer=SimpleNamespace(selected_asset_keys=selected or {asset.crash_lag_key}))
+        told = {"log": Mock(), "event": lambda event, _: events.append(event), "events": events}
+        return SimpleNamespace(run=run, job_def=job, instance=instance, **told)
 
     return make
 
@@ -114,3 +117,47 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
     next_batch = _until_idle(run, 30.0, 1.0, run, run)
     assert next_batch(500, ahead=False) is None
     assert run.polls == [10.0, 20.0], "the idle time has passed"
+
+
+@pytest.mark.parametrize(
+    ("owed", "kept", "keys", "state", "remedy"),
+    [
+        pytest.param(
+            ["orders:3:75-76", "orders:3:76-77"],
+            [],
+            [MISSING],
+            "They stay failed until the offsets are done",
+            'give the offsets up by `kafka-liveness forgive orders-etl orders:3:75-77 --reason "…"`',
+            id="owed",
+        ),
+        pytest.param(
+            [],
+            ["orders:3:125-126"],
+            [DONE, REPLAY],
+            "The former rows of orders:3:125-126 are still in the table",
+            f'keep the former rows by `kafka-liveness forgive orders-etl {REPLAY} --reason "…"`',
+            id="processed before",
+        ),
+        pytest.param(
+            ["orders:3:75-76"],
+            ["orders:3:125-126"],
+            [MISSING, REPLAY],
+            "They stay failed until the offsets are done; the former rows of orders:3:125-126 are still in the table",
+            f'give the offsets up by `kafka-liveness forgive orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
+            id="both",
+        ),
+        pytest.param(
+            [],
+            ["orders:3:125-126"],
+            [],
+            "The former rows of orders:3:125-126 are still in the table",
+            "keep the former rows by *Report materialization events*, in the menu beside Materialize",
+            id="complete windows",
+        ),
+    ],
+)
+def test_what_a_run_leaves_behind_is_named_with_the_command_that_closes_it(owed, kept, keys, state, remedy):
+    """Owed offsets by their ranges, done ones by the partitions that failed; windows are closed in the UI."""
+    owed, kept = ([OffsetRange.parse(one) for one in several] for several in (owed, kept))
+    told = _left_behind("orders-etl", [*owed, *kept], kept, keys)
+    assert told == (f"All else of these partitions is done. {state}", remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -26,12 +27,14 @@ def made(told):
     """Materializations of a run whose table is asked like this."""
 
     def make(ask):
-        def log_event(event):
+        def store(event, _what):
             told.append(event.metadata["rows_written"].value)
+            return made.stored
 
-        context = SimpleNamespace(log_event=log_event, asset_key=dg.AssetKey("orders"), log=Mock())
-        made = Materializations(context, "etl", 60.0, ask, dict)
-        made.context = context
+        storage = SimpleNamespace(event=store, log=Mock())
+        made = Materializations(storage, dg.AssetKey("orders"), "etl", 60.0, table_now=ask, facts=dict)
+        made.storage, made.stored = storage, Future()
+        made.stored.set_result(None)
         return made
 
     return make
@@ -67,7 +70,7 @@ def test_a_table_that_cannot_tell_ends_no_run(made, told, where):
     run.add(batch(0), 10, 1.0)
     run.tell_if_due(may_wait=True)
     assert told == [10]
-    assert "has said nothing" in str(run.context.log.warning.call_args)
+    assert "has said nothing" in str(run.storage.log.warning.call_args)
 
 
 def test_who_is_interrupted_in_the_wait_tells_it_all_the_same(made, told):

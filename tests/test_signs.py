@@ -22,7 +22,7 @@ from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host, signs
 from kafka_liveness_dagster.runs.link import link_of
 from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
-from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags, sign_of
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, STEP_TAG, lane_tags, sign_of
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
 from tests.waiting import wait_for
 
@@ -105,8 +105,9 @@ def run_of(instance, work, **tags):
     return instance.get_run_by_id(done.run_id)
 
 
-def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch):
-    """From its first line to its last; then it says that it says no more, and what it was."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch, fails):
+    """From its first line to its last; then its step is over, unless it failed and may be retried in the same run."""
     monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
     seen = []
 
@@ -114,26 +115,29 @@ def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch
         with SignsOfLife(context, {"lane": "live"}):
             seen.append(instance.get_run_by_id(context.run.run_id))
             wait_for(lambda: (sign_of(instance.get_run_by_id(context.run.run_id)).beat or 0) > 2)
+            if fails:
+                raise ValueError("no such price")
 
     after = run_of(instance, work)
     assert seen[0].tags["lane"] == "live"
     assert sign_of(seen[0]) == Sign(run_mark(after.run_id), 0, host.process(os.getpid()))
-    assert sign_of(after) == Sign(run_mark(after.run_id), None, host.process(os.getpid()))
+    assert sign_of(after) == Sign(run_mark(after.run_id), None, host.process(os.getpid()), is_over=not fails)
+    assert seen[0].tags[STEP_TAG] == "orders"
     assert not any(thread.name == "kafka-liveness-signs-of-life" for thread in threading.enumerate())
 
 
-def test_a_sign_that_cannot_be_given_ends_no_run(instance, monkeypatch, caplog):
-    """Dagster's storage is away for a while: said in the process's log."""
+def test_a_sign_of_a_run_that_somebody_deleted_ends_no_step(instance, monkeypatch, caplog):
+    """Its watchdog ends it; the process's log says why there is no sign."""
     monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
-    failed = threading.Event()
 
     def work(context):
         with SignsOfLife(context, {}):
-            monkeypatch.setattr(signs, "tell", lambda *_: failed.set() or 1 / 0)
-            wait_for(failed.is_set)
+            before = instance.get_run_by_id(context.run.run_id)
+            instance.delete_run(context.run.run_id)
+            wait_for(lambda: "could not give a sign of life" in caplog.text)
+            instance.add_run(before)
 
     assert run_of(instance, work).status is dg.DagsterRunStatus.SUCCESS
-    assert "could not give a sign of life" in caplog.text
 
 
 def test_an_op_of_the_users_own_tells_its_process_too(instance):

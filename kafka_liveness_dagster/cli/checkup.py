@@ -114,7 +114,7 @@ def _ahead(setup: Setup, partitions: Sequence[PartitionStatus]) -> float | Untol
 
 
 def _spark(url: str) -> Iterator[Finding]:
-    from kafka_liveness_dagster.embedded import ports  # noqa: PLC0415
+    from kafka_liveness_dagster.embedded import jars, ports  # noqa: PLC0415
     from kafka_liveness_dagster.spark import checkup  # noqa: PLC0415  takes half a second
     from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
     from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
@@ -130,7 +130,7 @@ def _spark(url: str) -> Iterator[Finding]:
         with line_of(session).within(_SERVER_SECONDS, "it was asked how it is set up"):
             server = checkup.server(session)
             catalogs = checkup_spark.catalogs_of(checkup.settings(session))
-        yield from judged("spark", checkup_spark.SERVER, server)
+        yield from judged("spark", checkup_spark.SERVER, {**server, "run with": jars.connector_of(server["client"])})
         if not catalogs:
             advice = "set spark.sql.catalog.<name> (docs/production.md); a sink of your own needs none"
             yield Finding("spark", "catalogs", FAIL("the server knows no catalog for tables", advice))

@@ -64,8 +64,9 @@ def doctor(
     """Look at a deployment, and say what to change in it, and why.
 
     Kafka's limits and what keeps commits and records, Spark's versions, settings and catalogs; for embedded services
-    Java and the jars. With --group also how near its backlog is to being deleted. Where DAGSTER_HOME is set the
-    instance; with -m or -f its groups, their sensors and the executor.
+    Java and the jars. With --group also how near its backlog is to being deleted. Dagster's
+    instance, which DAGSTER_HOME names, and its daemon; with -m or -f the groups of a code location, their sensors and
+    the periods that these keep, and the executor. What is not named is not looked at, and is a ? in the list.
 
     A line for each: ok, warn, FAIL, or ? where it could not be asked, with the right that it takes. Joins nothing,
     commits nothing, writes nothing. Exit code 1 when a check fails.
@@ -109,10 +110,10 @@ def _services(
 
 
 def _dagster(module: str | None, file: Path | None) -> Iterator[Finding]:
-    if (home := os.environ.get("DAGSTER_HOME")) or module or file:
-        from kafka_liveness_dagster.cli import checkup_dagster  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli import checkup_dagster  # noqa: PLC0415  `--help` must not wait for it
 
-        yield from checkup_dagster.examine(Path(home) if home else None, module, file)
+    home = os.environ.get("DAGSTER_HOME")
+    yield from checkup_dagster.examine(Path(home).expanduser() if home else None, module, file)
 
 
 def _show(finding: Finding) -> None:

@@ -2,6 +2,9 @@
 
 Nothing is written of a range that is not owed. An event that stands without its commit says so in a second event;
 a commit without its event there is not.
+
+A partition whose offsets are done, but that a later run failed to process again, is closed in Dagster alone: the former
+rows stay, and no commit log changes.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, opened
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import check_group_id
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, intersection, size
-from kafka_liveness_dagster.core.partition_keys import is_key, range_of
+from kafka_liveness_dagster.core.names import check_group_id, listed
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection, size
+from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, range_of
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
 from kafka_liveness_dagster.kafka.witness import check_second_log
@@ -29,17 +33,22 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
 _CLIENT_ID = "kafka-liveness/forgive"
-_ENDING = "_crash_lag"
+_KEPT = "closed by hand, former rows kept"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be forgiven: the owed part of the ranges asked for; ``expired`` of it exists no more."""
+    """What is to be forgiven: the owed part of the ranges asked for; ``expired`` of it exists no more.
+
+    Attributes:
+        kept: partitions of offsets that are done, to be closed with the rows that are there.
+    """
 
     group_id: str
     reason: str
     ranges: tuple[OffsetRange, ...]
     expired: tuple[OffsetRange, ...]
+    kept: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -47,8 +56,22 @@ class Asked:
         return sum(r.size for r in self.ranges)
 
     def told(self) -> list[str]:
-        """A line for each range, with what is left of its data."""
-        return [f"{r}: {r.size:,} offsets owed, {self._left(r)}" for r in self.ranges]
+        """A line for each range, with what is left of its data, and for each partition that is closed."""
+        owed = [f"{r}: {r.size:,} offsets owed, {self._left(r)}" for r in self.ranges]
+        return [*owed, *(f"{key}: processed before; the former rows stay in the table" for key in self.kept)]
+
+    @property
+    def question(self) -> str:
+        """What a person has to say yes to."""
+        if not self.ranges:
+            return "Close these partitions and keep the former rows?"
+        return f"Count these {self.size:,} offsets as done, unprocessed?"
+
+    @property
+    def outcome(self) -> str:
+        """What was done."""
+        forgiven = [f"{self.size:,} offsets forgiven"] if self.ranges else []
+        return "; ".join([*forgiven, *(f"closed {key}" for key in self.kept)])
 
     def _left(self, one: OffsetRange) -> str:
         gone = size(intersection([one.span], [r.span for r in self.expired if r.overlaps(one)]))
@@ -57,8 +80,15 @@ class Asked:
         return "expired" if gone == one.size else f"{gone:,} of them expired, the others are still in the log"
 
 
-def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: str) -> Asked:
+def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: str, audit: Audit) -> Asked:
     """Read and check what is to be forgiven; writes nothing.
+
+    Args:
+        kafka: the cluster.
+        group_id: of the live lane.
+        ranges: owed ranges, or partitions of the crash lag asset.
+        reason: in a person's words.
+        audit: knows the partitions.
 
     Raises:
         InvalidSettingError: a range is mistyped, is not owed (``NotOwedError``), or is done already; no reason.
@@ -67,27 +97,43 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
     check_group_id(group_id)
     if not reason.strip():
         raise InvalidSettingError("--reason is empty: say why nobody will process these offsets")
-    asked = by_partition(range_of(text) for text in ranges)
+    kept = [key for key in dict.fromkeys(ranges) if is_replay(key)]
+    for key in kept:
+        audit.check_open(key)
+    named = {key: range_of(key) for key in ranges if key not in kept}
+    asked = by_partition(named.values())
+    involved = list(by_partition(map(range_of, ranges)))
     cluster = Cluster(kafka)
-    cluster.partitions(sorted({tp.topic for tp in asked}))
+    cluster.partitions(sorted({tp.topic for tp in involved}))
     second = SecondLog(kafka, group_id, _CLIENT_ID)
     try:
-        facts = cluster.facts(group_id, list(asked))
+        facts = cluster.facts(group_id, involved)
         check_second_log(cluster, group_id, facts)
         second.check_owed(asked, facts)
     finally:
         second.close()
-    owed, expired = [], []
+    for key in kept:
+        tp, span = range_of(key).topic_partition, range_of(key).span
+        if owed := difference(intersection(facts[tp].outstanding, (span,)), asked.get(tp, ())):
+            raise InvalidSettingError(
+                f"{key} cannot be closed: {listed([OffsetRange(*tp, *one) for one in owed])} of it is owed. Nothing "
+                "was written. Fix: materialize the partitions of what is owed first, or name these ranges, too."
+            )
+    for key, one in named.items():
+        if intersection(facts[one.topic_partition].outstanding, (one.span,)):
+            continue
+        if not audit.has_failed_again(key):
+            raise InvalidSettingError(
+                f"{one} is not owed by group {group_id}, it is done already or was never skipped: there is nothing to "
+                "forgive; nothing was written"
+            )
+        kept.append(key)
+    forgiven, expired = [], []
     for tp, spans in asked.items():
         found = intersection(facts[tp].outstanding, spans)
-        if nothing := next((span for span in spans if not intersection(found, (span,))), None):
-            raise InvalidSettingError(
-                f"{OffsetRange(*tp, *nothing)} is not owed by group {group_id}, it is done already or was never "
-                "skipped: there is nothing to forgive; nothing was written"
-            )
-        owed += [OffsetRange(*tp, *span) for span in found]
+        forgiven += [OffsetRange(*tp, *span) for span in found]
         expired += [OffsetRange(*tp, *span) for span in intersection(found, [Span(0, facts[tp].log_start)])]
-    return Asked(group_id, reason.strip(), tuple(owed), tuple(expired))
+    return Asked(group_id, reason.strip(), tuple(forgiven), tuple(expired), tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -104,29 +150,45 @@ class Audit:
         Raises:
             InvalidSettingError: it cannot be told which, or there is no Dagster to write to.
         """
-        if not os.environ.get("DAGSTER_HOME"):
+        if (instance := opened()) is None:
             if asset is not None:
                 raise InvalidSettingError(
                     f"--asset {asset} needs Dagster: set DAGSTER_HOME to the instance that has it; nothing was written"
                 )
             return cls(None, None)
-        instance = dg.DagsterInstance.get()
-        known = [key for key in instance.all_asset_keys() if key.path[-1].endswith(_ENDING)]
-        if asset is None:
-            found = [key for key in known if _group_of(instance, key) == group_id]
-        else:
-            found = [key for key in known if key == dg.AssetKey.from_user_string(asset)]
-        if len(found) == 1:
-            return cls(instance, found[0])
-        names = ", ".join(sorted(key.to_user_string() for key in known)) or "none"
-        wanted = f"called {asset}" if asset else f"of group {group_id}"
-        raise InvalidSettingError(
-            f"Dagster knows {len(found)} crash lag assets {wanted}: name one with --asset (it has: {names}). To "
-            "forgive without a trace in Dagster, unset DAGSTER_HOME. Nothing was written"
-        )
+        outcome = "Nothing was written. To forgive without a trace in Dagster, unset DAGSTER_HOME."
+        return cls(instance, crash_lag_asset(instance, group_id, asset, outcome))
+
+    def check_open(self, key: str) -> None:
+        """Whether the partition of a replay can be closed.
+
+        Raises:
+            InvalidSettingError: Dagster has no such partition, or it is materialized, or a run is at work on it.
+        """
+        if self.instance is None or self.asset is None:
+            raise InvalidSettingError(
+                f"{key} is the partition of a replay, which only Dagster knows: set DAGSTER_HOME to the instance that "
+                "has it; nothing was written"
+            )
+        name = self.asset.to_user_string()
+        if key not in self._partitions():
+            raise InvalidSettingError(
+                f"{name} has no partition {key}. Nothing was written. Fix: copy its name from the page of the asset."
+            )
+        if (status := self._status(key)) in {"MATERIALIZED", "IN_PROGRESS"}:
+            why = "it is materialized" if status == "MATERIALIZED" else "a run is at work on it"
+            raise InvalidSettingError(f"Partition {key} of {name} cannot be closed: {why}. Nothing was written.")
+
+    def has_failed_again(self, key: str) -> bool:
+        """Return whether the partition was materialized before, and its latest run failed."""
+        if self.instance is None or self.asset is None or key not in self._partitions():
+            return False
+        return self._status(key) == "FAILED" and key in self.instance.get_materialized_partitions(self.asset)
 
     def told(self, asked: Asked) -> str:
         """Where it will be written."""
+        if self.asset is not None and not asked.ranges:
+            return f"a materialization of {self.asset.to_user_string()} will tell of it"
         if self.asset is None:
             return "DAGSTER_HOME is not set: only the broker will know of it, not who forgave it, nor why"
         keys = [key for r in asked.ranges for key in self._keys(r)]
@@ -141,11 +203,44 @@ class Audit:
             for key in (*self._keys(r),) or (None,):
                 self.instance.report_runless_asset_event(self._event(self.asset, asked, r, key, outcome))
 
+    def close(self, asked: Asked) -> None:
+        """Materialize the partitions that are kept as they are: nothing of them is failed or missing then."""
+        if self.instance is None or self.asset is None:
+            return
+        for key in asked.kept:
+            one = range_of(key)
+            self.instance.report_runless_asset_event(
+                dg.AssetMaterialization(
+                    self.asset,
+                    partition=key,
+                    description=f"closed by {_who()}, with the rows that were there before: {asked.reason}",
+                    metadata={
+                        "group": asked.group_id,
+                        "range": str(one),
+                        "offsets": one.size,
+                        "state": _KEPT,
+                        **_signature(asked),
+                    },
+                )
+            )
+
+    def _partitions(self) -> list[str]:
+        if self.instance is None or self.asset is None:
+            return []
+        return list(self.instance.get_dynamic_partitions(self.asset.to_python_identifier()))
+
+    def _status(self, key: str) -> str:
+        """``FAILED``, ``MATERIALIZED``, ``IN_PROGRESS``; empty for a partition that no run has been asked for."""
+        if self.instance is None or self.asset is None:
+            return ""
+        partitions = dg.DynamicPartitionsDefinition(name=self.asset.to_python_identifier())
+        found = (self.instance.get_status_by_partition(self.asset, [key], partitions) or {}).get(key)
+        return found.value if found else ""
+
     def _keys(self, one: OffsetRange) -> list[str]:
         if self.instance is None or self.asset is None:
             return []
-        done = self.instance.get_materialized_partitions(self.asset)
-        known = self.instance.get_dynamic_partitions(self.asset.to_python_identifier())
+        done, known = self.instance.get_materialized_partitions(self.asset), self._partitions()
         return sorted(key for key in known if key not in done and is_key(key) and range_of(key).overlaps(one))
 
     @staticmethod
@@ -161,36 +256,36 @@ class Audit:
                 "range": str(one),
                 "offsets": one.size,
                 "expired_offsets": size(r.span for r in asked.expired if r.overlaps(one)),
-                "forgiven_by": _who(),
-                "forgiven_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "reason": asked.reason,
+                **_signature(asked),
             },
         )
 
 
 def forgive(kafka: KafkaSettings, asked: Asked, audit: Audit) -> None:
-    """Write the event, then the second commit log.
+    """Write the event, then the second commit log; then close the partitions that are kept as they are.
 
     Raises:
         CommitRefusedError: the broker refused; the ranges stay owed, and a second event says so.
     """
-    second = SecondLog(kafka, asked.group_id, _CLIENT_ID)
-    try:
-        audit.write(asked, "forgiven")
-        second.tell(by_partition(asked.ranges))
-    except Exception as error:
-        audit.write(asked, f"NOT forgiven after all ({error})")
-        raise
-    finally:
-        second.close()
+    if asked.ranges:
+        second = SecondLog(kafka, asked.group_id, _CLIENT_ID)
+        try:
+            audit.write(asked, "forgiven")
+            second.tell(by_partition(asked.ranges))
+        except Exception as error:
+            audit.write(asked, f"NOT forgiven after all ({error})")
+            raise
+        finally:
+            second.close()
+    audit.close(asked)
 
 
-def _group_of(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
-    """The group whose crash lag the asset is: the sensor and the runs write it on every event."""
-    seen = [record.asset_observation for record in instance.fetch_observations(key, limit=1).records]
-    made = [record.asset_materialization for record in instance.fetch_materializations(key, limit=1).records]
-    groups = (event.metadata["group"].value for event in (*seen, *made) if event and "group" in event.metadata)
-    return next(map(str, groups), None)
+def _signature(asked: Asked) -> dict[str, str]:
+    return {
+        "forgiven_by": _who(),
+        "forgiven_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "reason": asked.reason,
+    }
 
 
 def _who() -> str:

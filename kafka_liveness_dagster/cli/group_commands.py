@@ -103,9 +103,7 @@ def status(
 @click.argument("group", type=GROUP)
 @click.argument("ranges", type=RANGE, nargs=-1, required=True, metavar="RANGE...")
 @click.option("--reason", type=TEXT, required=True, help="Why nobody will process them; kept in Dagster.")
-@click.option(
-    "--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster knows several or none."
-)
+@click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
 @at_bootstrap_servers
 @with_command_config
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -125,6 +123,9 @@ def forgive(
     partitions of the crash lag asset show it. Nothing is written before all of them were found to be owed, and
     you said yes.
 
+    A RANGE may also be a partition that failed when its offsets were processed again, like orders:3:70-120@replay-…:
+    the former rows stay in the table, and the partition counts as materialized. It needs DAGSTER_HOME.
+
     With DAGSTER_HOME set, who forgave what, when and why becomes an event of the crash lag asset, on the partitions
     concerned; it is written before the commit log.
 
@@ -135,15 +136,15 @@ def forgive(
     from kafka_liveness_dagster.cli import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
     kafka = reached(bootstrap_servers, command_config)
-    asked = by_hand.examine(kafka, group, ranges, reason)
     audit = by_hand.Audit.of(group, asset)
+    asked = by_hand.examine(kafka, group, ranges, reason, audit)
     for line in asked.told():
         click.echo(line)
     click.echo(audit.told(asked))
     if not yes:
-        click.confirm(f"Count these {asked.size:,} offsets as done, unprocessed?", abort=True)
+        click.confirm(asked.question, abort=True)
     by_hand.forgive(kafka, asked, audit)
-    click.echo(f"{asked.size:,} offsets forgiven")
+    click.echo(asked.outcome)
 
 
 @click.command()
@@ -221,7 +222,7 @@ def adopt(
 @click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, UTC unless it says otherwise.")
 @click.option("--to", "end", type=MOMENT, help="Up to before this time; all that is committed unless given.")
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option("--asset", type=TEXT, help="The crash lag asset, like orders_crash_lag, if Dagster cannot tell which.")
+@click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
 @click.option("--what-is-left", is_flag=True, help="Go on although the broker has deleted records, maybe of that time.")
 @at_bootstrap_servers
 @with_command_config

@@ -70,7 +70,7 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
 
-    found = services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores)
+    found = services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores, even_if_down=True)
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return
@@ -84,13 +84,16 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
 def down() -> None:
     """Stop the embedded services. Topics, offsets and tables stay for the next `up`.
 
+    From then on only `kafka-liveness up` starts them. Runs and sensor ticks do not: a tick is skipped and names this
+    command, a run fails with ServicesDownError.
+
     \b
     Example:
       kafka-liveness down
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
 
-    click.echo(f"stopped: {', '.join(services.stop()) or 'nothing ran'}")
+    click.echo(f"stopped: {', '.join(services.stop(until_up=True)) or 'nothing ran'}")
 
 
 @main.command()

@@ -5,12 +5,10 @@ Reads the group and the broker, and adds partitions to Dagster. Processes nothin
 
 from __future__ import annotations
 
-import os
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-import dagster as dg
-
+from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, opened
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.partition_keys import replay_key
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
@@ -21,11 +19,11 @@ from kafka_liveness_dagster.metadata import number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import dagster as dg
+
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.config import KafkaSettings
     from kafka_liveness_dagster.kafka.processed import Processed
-
-_ENDING = "_crash_lag"
 
 
 def window(
@@ -79,44 +77,14 @@ def add_partitions(group_id: str, asset: str | None, ranges: Sequence[OffsetRang
     Raises:
         InvalidSettingError: there is no Dagster, it knows no such asset, or it cannot be told which is the group's.
     """
-    if not os.environ.get("DAGSTER_HOME"):
+    if (instance := opened()) is None:
         raise InvalidSettingError("set DAGSTER_HOME to the instance that has the asset; nothing was added")
     now = datetime.now(timezone.utc)
     keys = [replay_key(r, now) for r in ranges]
-    with dg.DagsterInstance.get() as instance:
-        found = _crash_lag_of(instance, group_id) if asset is None else _known(instance, asset)
+    with instance:
+        found = crash_lag_asset(instance, group_id, asset, "Nothing was added.")
         instance.add_dynamic_partitions(found.to_python_identifier(), keys)
     return found, keys
-
-
-def _crash_lag_of(instance: dg.DagsterInstance, group_id: str) -> dg.AssetKey:
-    """By the events of the live asset, or of its own."""
-    found = set()
-    for key in instance.all_asset_keys():
-        record = instance.get_latest_materialization_event(key)
-        made = record.asset_materialization if record else None
-        if made is not None and "group" in made.metadata and made.metadata["group"].value == group_id:
-            name = key.path[-1].removesuffix(_ENDING) + _ENDING
-            found.add(dg.AssetKey([*key.path[:-1], name]))
-    if len(found) != 1:
-        names = ", ".join(sorted(key.to_user_string() for key in found)) or "none"
-        raise InvalidSettingError(
-            f"Dagster has {len(found)} assets that group {group_id} has materialized ({names}): name the crash lag "
-            "asset with --asset; nothing was added"
-        )
-    return found.pop()
-
-
-def _known(instance: dg.DagsterInstance, asset: str) -> dg.AssetKey:
-    """An asset that has an event, or whose live asset has one: partitions of another would be nobody's."""
-    found = dg.AssetKey.from_user_string(asset)
-    live = dg.AssetKey([*found.path[:-1], found.path[-1].removesuffix(_ENDING)])
-    if {found, live}.isdisjoint(instance.all_asset_keys()):
-        raise InvalidSettingError(
-            f"Dagster has no event of {asset}, nor of {live.to_user_string()}: look at the name, and whether "
-            "DAGSTER_HOME is the instance of your runs; nothing was added"
-        )
-    return found
 
 
 def _ms(moment: datetime) -> int:

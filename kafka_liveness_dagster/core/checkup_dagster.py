@@ -33,6 +33,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "retention.sensor.purge_after_days": {},
 }
 _DEQUEUE_SECONDS, _POLL_SECONDS = 1, 30
+DAEMON_SECONDS = 5.0  # how often Dagster's daemon comes by its sensors
+_DAEMON_IS_GONE_SECONDS = 300.0  # its heartbeats are 30 s apart
+_LATE, _STANDS_STILL = 2.0, 10.0  # periods
 _LANE, _GROUP = "kafka_liveness/lane", "kafka_liveness/group"
 
 
@@ -41,12 +44,18 @@ class GroupSensor:
     """The sensor of one consumer group in a code location.
 
     Attributes:
-        is_on: whether it ticks.
+        is_on: whether it is switched on.
+        every_seconds: the period that is set, as the daemon can keep it.
+        kept_seconds: the period that its latest ticks kept; None where it is not known.
+        idle_seconds: since its newest tick; None if it never ticked.
     """
 
     group_id: str
     name: str
     is_on: bool
+    every_seconds: float
+    kept_seconds: float | None = None
+    idle_seconds: float | None = None
 
 
 def with_defaults(yaml: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,19 +88,14 @@ def _monitoring(enabled: bool, poll: int, most: int, free: int) -> Answer:  # no
             "set run_monitoring.enabled: true: nobody else ends a run whose container is gone, keeps "
             "dagster/max_runtime, or gives back the slots of a killed run",
         )
-    if most:
-        return WARN(
-            f"run_monitoring.max_runtime_seconds is {most:,}",
-            "remove it: it ends live runs that are well. A limit belongs into the run tag dagster/max_runtime, by "
-            "which batches are planned",
-        )
     if poll > _POLL_SECONDS or not free:
         return WARN(
             f"run_monitoring looks every {poll} s, free_slots_after_run_end_seconds is {free or 'not set'}",
             f"set poll_interval_seconds: {_POLL_SECONDS} and free_slots_after_run_end_seconds: 60: a killed run keeps "
             "its slot in a pool for ever otherwise",
         )
-    return OK(f"run_monitoring looks every {poll} s")
+    found = f"run_monitoring looks every {poll} s"
+    return OK(f"{found}; live runs end before max_runtime_seconds, {most:,}" if most else found)
 
 
 def _coordinator(kind: str, dequeue: int) -> Answer:
@@ -142,11 +146,7 @@ def _pools(granularity: str) -> Answer:
 def _retries(enabled: bool, most: int) -> Answer:  # noqa: FBT001
     # Rule 5: the sensor starts the next run
     if enabled and most:
-        return WARN(
-            f"run_retries is on, max_retries {most}",
-            "switch it off: the sensor starts the next live run at once after a crash, and more rarely when runs fail "
-            "one after the other; retries beside it know nothing of that",
-        )
+        return OK(f"run_retries is on, max_retries {most}: not for live runs, which the sensor starts")
     return OK("the sensor alone starts runs anew")
 
 
@@ -208,6 +208,44 @@ def _sensors(groups: Sequence[GroupSensor]) -> Answer:
     return OK(f"on: {listed([one.name for one in groups])}")
 
 
+def _daemon(seconds: float | None) -> Answer:
+    # Rule 11: sensors tick, queued runs start and backfills go on in the daemon
+    advice = "run `dagster-daemon run` or `dagster dev` with this DAGSTER_HOME: no lane is started again without it"
+    if seconds is None:
+        return WARN("no daemon has ever worked for this instance", advice)
+    if seconds > _DAEMON_IS_GONE_SECONDS:
+        return FAIL(f"the sensor daemon was alive {length(seconds)} ago", advice)
+    return OK(f"the sensor daemon was alive {length(seconds)} ago")
+
+
+def _period(groups: Sequence[GroupSensor]) -> Answer:
+    # Rule 12: a crash is noticed by a tick, whatever period is set
+    on = [one for one in groups if one.is_on]
+    advice = (
+        "look at the sensor's page in Dagster: ticks wait for those of other sensors (sensors.use_threads, "
+        "num_workers), take long, or the daemon is down. A crash is noticed that much later"
+    )
+    if never := [one.name for one in on if one.idle_seconds is None]:
+        return WARN(f"never ticked: {listed(never)}", "start the daemon, or look whether it has this code location")
+    for one in on:
+        idle = one.idle_seconds or 0.0
+        if idle > max(_STANDS_STILL * one.every_seconds, _DAEMON_IS_GONE_SECONDS):
+            return FAIL(f"{one.name} ticked {length(idle)} ago; its interval is {length(one.every_seconds)}", advice)
+    if late := [one for one in on if (one.kept_seconds or 0.0) > _LATE * one.every_seconds]:
+        told = [
+            f"{one.name} ticks every {length(one.kept_seconds or 0.0)}; its interval is {length(one.every_seconds)}"
+            for one in late
+        ]
+        return WARN(listed(told), advice)
+    told = [
+        f"{one.name} ticked {length(one.idle_seconds or 0.0)} ago"
+        if one.kept_seconds is None
+        else f"{one.name} ticks every {length(one.kept_seconds)}; its interval is {length(one.every_seconds)}"
+        for one in on
+    ]
+    return OK(listed(told) or "no group sensor is on")
+
+
 INSTANCE = (
     Rule(
         "monitoring",
@@ -230,5 +268,10 @@ INSTANCE = (
     Rule("storage", ("storage", "run_launcher.class"), _storage),
     Rule("threads", ("sensors.use_threads", "groups"), _threads),
     Rule("ticks", ("retention.sensor.purge_after_days",), _ticks),
+    Rule("daemon", ("daemon seconds",), _daemon),
 )
-LOCATION = (Rule("executor", ("executor",), _executor), Rule("sensors", ("sensors",), _sensors))
+LOCATION = (
+    Rule("executor", ("executor",), _executor),
+    Rule("sensors", ("sensors",), _sensors),
+    Rule("period", ("sensors",), _period),
+)

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.checkup import FAIL, OK, WARN, Answer, Rule, length
+from kafka_liveness_dagster.core.checkup import FAIL, OK, UNKNOWN, WARN, Answer, Rule, length
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,16 +81,26 @@ def _version(server: str, client: str) -> Answer:
     return OK(f"Spark {server}, pyspark {client}")
 
 
-def _connector(server: str, jar: Jar | None) -> Answer:
-    # Rule 2: without the connector no record is read; one of another line meets classes that it does not know
+def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) -> Answer:
+    # Rule 2: without the connector no record is read; one of another line meets classes that it does not know. Within a
+    # line only pairs of pyspark and connector that were run together are well
     wanted = f"spark-sql-kafka-0-10_2.13 {_line(server)}"
     if jar is None:
         return FAIL("the server has no Kafka connector", f"put {wanted} on its class path: it reads the records")
     if jar.version is None:
-        return OK("Kafka connector: there; its jar is not on the server's own class path, so its version is not known")
+        return UNKNOWN(
+            "the server has a Kafka connector of an unknown version: its jar is not on the server's own class path",
+            f"compare the jar: pyspark {client} goes with {run_with or 'none of docs/production.md'}",
+        )
     if _line(jar.version) != _line(server):
         return FAIL(f"{jar.name} on Spark {server}", f"replace it by {wanted}: it uses Spark's own classes")
-    return OK(jar.name)
+    if _line(client) != _line(server):
+        return OK(jar.name)  # rule 1 warns of the client
+    if jar.version != run_with:
+        replace = f"replace it by spark-sql-kafka-0-10_2.13 {run_with}: pyspark {client} was run with that one"
+        install = "install a pyspark of the table in docs/production.md: this one was run with no connector"
+        return WARN(f"{jar.name} with pyspark {client}", replace if run_with else install)
+    return OK(f"{jar.name} with pyspark {client}")
 
 
 def _iceberg(server: str, version: str | None, jar: Jar | None) -> Answer:
@@ -198,7 +208,7 @@ def _atomic(type_: str | None, warehouse: str | None) -> Answer:
 
 SERVER = (
     Rule("version", ("version", "client"), _version),
-    Rule("kafka connector", ("version", "connector"), _connector),
+    Rule("kafka connector", ("version", "client", "connector", "run with"), _connector),
     Rule("iceberg", ("version", "iceberg", "iceberg jar"), _iceberg),
     Rule("extensions", ("spark.sql.extensions",), _extensions),
     Rule("detached work", (_DETACHED,), _detached),

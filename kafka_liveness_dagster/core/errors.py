@@ -12,3 +12,9 @@ class KafkaLivenessError(Exception):
 
 class InvalidSettingError(KafkaLivenessError, ValueError):
     """A setting is refused before anything was joined, committed or written."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's class and the first line of its text: drivers add statements and links to it."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

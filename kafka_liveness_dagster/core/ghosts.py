@@ -79,10 +79,13 @@ def is_ghost(run: Run, absence: Absence, now: float, ghost_after_seconds: float)
     # Rule 1: its process is gone
     if run.process is Word.GONE:
         return now - absence.since >= _OTHERS_SECONDS
-    # Rule 2: it gave signs of life and gives none
+    # Rule 2: its step in the lane has ended, and other steps give no signs
+    if run.is_over:
+        return False
+    # Rule 3: it gave signs of life and gives none
     if run.beat is not None and now - absence.heard >= max(ghost_after_seconds, _MISSED_BEATS * BEAT_SECONDS):
         return True
-    # Rule 3: alive or not, it would have come back by now (KIP-62). A catch-up run has no group to come back to
+    # Rule 4: alive or not, it would have come back by now (KIP-62). A catch-up run has no group to come back to
     if run.is_catch_up and run.beat is not None:
         return False
     patience = _UNTOLD_SECONDS if run.away_seconds is None else run.away_seconds

@@ -69,7 +69,9 @@ def group_alive(
         requested: a live run is being requested at this moment.
     """
     dead = {run for run, known in seen.runs.items() if known.process is Word.GONE}
-    in_progress = [r for r, known in seen.runs.items() if known.fate is RunFate.IN_PROGRESS and r not in dead]
+    in_progress = [
+        r for r, known in seen.runs.items() if known.fate is RunFate.IN_PROGRESS and r not in dead and not known.is_over
+    ]
     left = {gone.run: gone.reason for gone in seen.left if gone.run in in_progress}
     # of a static member the coordinator may show an older run's name: its marks tell who works
     marks = {p.mark.run for p in seen.partitions if p.mark is not None and p.mark.mark is Mark.RUNNING}
@@ -144,7 +146,7 @@ def crash_lag_age(
         return Verdict(Gravity.FINE, f"{sentence}; no bound is set (max_age_seconds of CrashLag)", numbers)
     numbers["max_crash_lag_age_seconds"] = max_age_seconds
     if oldest_seconds > max_age_seconds:
-        remedy = "Materialize the missing partitions, or let the sensor do it (auto_catch_up)"
+        remedy = "Materialize the partitions that are failed or missing, or let the sensor do it (auto_catch_up)"
         return Verdict(Gravity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if unlisted:
         sentence = f"{listed(unlisted)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"

@@ -74,6 +74,7 @@ class Run:
         beat: its sign of life, another one every half minute; None when it gives none.
         away_seconds: how long it may be out of the group at most: process timeout and session; None before it said so.
         place: of a run before it, in which it is a member now.
+        is_over: whether its step in the lane has ended, while other steps of the run go on.
     """
 
     fate: RunFate
@@ -84,6 +85,7 @@ class Run:
     away_seconds: float | None = None
     is_catch_up: bool = False
     place: str | None = None
+    is_over: bool = False
 
     @property
     def is_at_work(self) -> bool:

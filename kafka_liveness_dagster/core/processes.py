@@ -19,6 +19,7 @@ BEAT_SECONDS = 30.0
 """How often a run gives a sign of life."""
 _VERSION = "1"
 _NOTHING = "-"
+_OVER = "over"
 _SERVER_LEAD_SECONDS = 30.0
 
 
@@ -106,11 +107,13 @@ class Sign:
         mark: the run's 8 hex digits: a run that repeats another one has the other's tags.
         beat: counts up every ``BEAT_SECONDS`` while it works; None when it does not say so, or no more.
         process: the one whose end is the run's end; None where that cannot be named.
+        is_over: whether the run's step in the lane has ended; other steps of the run may go on.
     """
 
     mark: str
     beat: int | None = None
     process: Process | None = None
+    is_over: bool = False
 
     def encode(self) -> str:
         """The tag.
@@ -118,7 +121,7 @@ class Sign:
         >>> Sign("0badcafe", 7, Process(Place("48df4ead", "4026531836"), 4242, 1_311_164)).encode()
         '1 0badcafe 7 4242 1311164 48df4ead 4026531836 -'
         """
-        beat = _NOTHING if self.beat is None else self.beat
+        beat = _OVER if self.is_over else _NOTHING if self.beat is None else self.beat
         if self.process is None:
             return f"{_VERSION} {self.mark} {beat}"
         at = self.process.place
@@ -130,7 +133,7 @@ class Sign:
         """Read the tag of a run; another run's, another version's or none says nothing."""
         match tag.split():
             case [version, whose, beat, *where] if (version, whose) == (_VERSION, mark):
-                return cls(mark, int(beat) if beat.isdecimal() else None, _process(where))
+                return cls(mark, int(beat) if beat.isdecimal() else None, _process(where), beat == _OVER)
         return cls(mark)
 
 

@@ -15,7 +15,7 @@ from kafka_liveness_dagster.declare.owners import take_group
 from kafka_liveness_dagster.declare.pages import links, query_shown, topic_specs, why_crash_lag, why_windows
 from kafka_liveness_dagster.lanes.lanes import run_catch_up, run_live
 from kafka_liveness_dagster.lanes.windows import run_windows
-from kafka_liveness_dagster.runs.tags import MAX_BATCH_SECONDS, lane_tags
+from kafka_liveness_dagster.runs.tags import LIVE_PRIORITY, MAX_BATCH_SECONDS, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.sensor.observations import topic_key
 from kafka_liveness_dagster.sensor.sensor import build_group_sensor
@@ -134,12 +134,14 @@ class KafkaAsset:
     @cached_property
     def live_job(self) -> Any:
         """Materialises ``live``; the sensor starts it."""
-        return self._job(self.live, lane_tags(self.group_id, "live"))
+        given = self.settings.arguments.get("run_tags", {})
+        return self._job(self.live, {**LIVE_PRIORITY, **given, **NO_RETRIES, **lane_tags(self.group_id, "live")})
 
     @cached_property
     def crash_lag_job(self) -> Any:
         """Materialises partitions of ``crash_lag``."""
-        return self._job(self.crash_lag, lane_tags(self.group_id, "catch-up"))
+        given = self.settings.arguments.get("run_tags", {})
+        return self._job(self.crash_lag, {**given, **lane_tags(self.group_id, "catch-up")})
 
     @cached_property
     def checks(self) -> dg.AssetChecksDefinition:
@@ -235,5 +237,5 @@ class KafkaAsset:
             f"{asset.key.to_python_identifier()}_job",
             selection=dg.AssetSelection.assets(asset.key).without_checks(),  # the sensor tells them all the time
             executor_def=dg.in_process_executor,
-            tags={**self.settings.arguments.get("run_tags", {}), **tags},
+            tags=tags,
         )

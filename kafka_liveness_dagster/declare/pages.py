@@ -21,10 +21,12 @@ def why_crash_lag(settings: KafkaAssetSettings) -> str:
     """Markdown, beside the partitions of crash lag: what they are, and what to click."""
     return (
         f"Offset ranges that the live lane of {settings.name} jumped over after a crash, as topic:partition:start-end "
-        f"without the end offset. What is missing here is missing in {settings.target}.\n\n"
-        "- **To process them:** *Materialize…*, *Missing*, *Launch*; in any order, while new data goes on.\n"
-        "- **Why one is missing:** its event in the *Events* tab.\n"
-        "- **To process one again:** the same; rows of exactly its offsets are replaced.\n"
+        f"without the end offset. What is failed or missing here is not in {settings.target}, or not by today's "
+        "code.\n\n"
+        "- **To process them:** *Materialize…*, *Failed and missing*, *Launch backfill*; in any order, while new data "
+        "goes on.\n"
+        "- **Why one is there:** its event in the *Events* tab. A failed one says why in the log of its run.\n"
+        "- **To process one again:** select it; rows of exactly its offsets are replaced.\n"
         f"- **Who adds partitions:** the sensor `{settings.identifier}_group`; `kafka-liveness replay` those of a time "
         "that is to be processed again."
     )

@@ -19,3 +19,7 @@ class PortTakenError(KafkaLivenessError):
 
 class ServiceNotStartedError(KafkaLivenessError):
     """A service ended or did not answer in time; nothing of it is left running."""
+
+
+class ServicesDownError(KafkaLivenessError):
+    """``kafka-liveness down`` stopped the services, and only ``kafka-liveness up`` starts them again."""

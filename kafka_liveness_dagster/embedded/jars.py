@@ -60,6 +60,11 @@ def pyspark_folder() -> Path:
     return Path(spec.origin).parent
 
 
+def connector_of(pyspark: str) -> str | None:
+    """The version of the Kafka connector that this pyspark was run with; None for a pyspark that was not run."""
+    return _BESIDE_SPARK.get(pyspark, {}).get("connector")
+
+
 def check_pyspark() -> str:
     """The version of pyspark here, one that the embedded Spark has jars for.
 

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import process, state
-from kafka_liveness_dagster.embedded.errors import ServiceNotStartedError
+from kafka_liveness_dagster.embedded.errors import ServiceNotStartedError, ServicesDownError
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers
 from kafka_liveness_dagster.embedded.spark_connect import CATALOG
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.embedded.state import Started
 
 _NAMES = ("kafka", "spark")
+_LOCK = "services.lock"
 _LOCK_SECONDS = 780.0
 """For downloads, beside what a start may take."""
 
@@ -54,6 +55,7 @@ def ensure(
     home: Path | None = None,
     which: Collection[str] = _NAMES,
     spark_cores: int = 2,
+    even_if_down: bool = False,
 ) -> Services:
     """Start what does not run and return when it answers; milliseconds when all of it runs.
 
@@ -63,8 +65,11 @@ def ensure(
         home: the state folder, when it is not the default one.
         which: ``kafka``, ``spark`` or both.
         spark_cores: how many tasks Spark runs at once, when it is started now.
+        even_if_down: start services that `kafka-liveness down` stopped, too, as `kafka-liveness up` does. From then on
+            every caller may start them.
 
     Raises:
+        ServicesDownError: `kafka-liveness down` stopped the services.
         PortTakenError: another program listens on a port asked for by number.
         InvalidSettingError: a service already runs on another port than the one asked for, or has another name.
         ServiceNotStartedError: a service ended or did not answer in 120 s (``KAFKA_LIVENESS_START_SECONDS``); shows
@@ -73,8 +78,8 @@ def ensure(
     """
     home = state.home_folder(home)
     ports = {"kafka": kafka_port, "spark": spark_port}
-    if _missing(home, which, ports):
-        _start_missing(home, which, ports, spark_cores)
+    if _missing(home, which, ports) or (even_if_down and state.is_down(home)):
+        _start_missing(home, which, ports, spark_cores, even_if_down=even_if_down)
     return _services(home)
 
 
@@ -84,31 +89,47 @@ def running(home: Path | None = None) -> Services | None:
     return _services(home) if any(_is_up(home, *named) for named in state.read(home).items()) else None
 
 
-def stop(home: Path | None = None) -> list[str]:
+def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
     """End the services: SIGTERM, and SIGKILL after 15 s.
+
+    Args:
+        home: the state folder, when it is not the default one.
+        until_up: leave a marker, so that only ``ensure(even_if_down=True)`` starts them again. A folder in which no
+            service was ever started gets none.
 
     Returns:
         The names of those that ran. Their topics, offsets and tables stay.
     """
     home = state.home_folder(home)
-    if not state.read(home):
+    if not state.read(home) and not (home / _LOCK).exists():
         return []
-    with _lock(home):
+    with _lock(home):  # of a first start, which notes nothing while jars are downloaded, only the lock is there
         started = state.read(home)
         found = {name: _find(home, name, one) for name, one in started.items()}
-        process.end(one for one in found.values() if one)
+        try:
+            if until_up and started:
+                state.set_down(home, down=True)  # first: Ctrl-C may come while they end
+        finally:
+            process.end(one for one in found.values() if one)
         state.write(home, {name: replace(one, pid=None, ready=False) for name, one in started.items()})
     return [name for name, one in found.items() if one]
 
 
-def _start_missing(home: Path, which: Collection[str], ports: Mapping[str, int | None], spark_cores: int) -> None:
+def _start_missing(
+    home: Path, which: Collection[str], ports: Mapping[str, int | None], spark_cores: int, *, even_if_down: bool
+) -> None:
     from kafka_liveness_dagster.embedded.progress import progress  # noqa: PLC0415  rich, only for a start
     from kafka_liveness_dagster.embedded.start import Start  # noqa: PLC0415
 
     process.start_seconds()  # a limit that is none is told before anything is made
+    if not even_if_down:
+        _check_not_down(home)  # before waiting for the lock, which a start may hold for minutes
     try:
         state.create_home(home)
         with _lock(home):
+            if even_if_down:
+                state.set_down(home, down=False)
+            _check_not_down(home)
             missing = _missing(home, which, ports)  # another process may just have started them
             if missing:
                 with progress() as show:
@@ -118,6 +139,14 @@ def _start_missing(home: Path, which: Collection[str], ports: Mapping[str, int |
             f"the services of {home} could not be started ({error}): give this user the folder and room on its disk, "
             "or set KAFKA_LIVENESS_HOME to another one"
         ) from error
+
+
+def _check_not_down(home: Path) -> None:
+    if state.is_down(home):
+        raise ServicesDownError(
+            f"The embedded services of {home} were stopped by `kafka-liveness down`. Nothing was started. Fix: run "
+            "`kafka-liveness up`; from another folder, set KAFKA_LIVENESS_HOME to the one that is named here."
+        )
 
 
 def _missing(home: Path, which: Collection[str], ports: Mapping[str, int | None]) -> list[str]:
@@ -158,7 +187,7 @@ def _services(home: Path) -> Services:
 def _lock(home: Path) -> Iterator[None]:
     seconds = _LOCK_SECONDS + process.start_seconds()
     try:
-        with FileLock(home / "services.lock", timeout=seconds):
+        with FileLock(home / _LOCK, timeout=seconds):
             yield
     except Timeout:
         raise ServiceNotStartedError(

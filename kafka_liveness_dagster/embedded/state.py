@@ -12,6 +12,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+_DOWN = "down"
+
 
 @dataclass(frozen=True)
 class Started:
@@ -45,6 +47,19 @@ def create_home(home: Path) -> None:
     for folder in ("logs", "warehouse"):
         (home / folder).mkdir(exist_ok=True)
     (home / ".gitignore").write_text("*\n")
+
+
+def is_down(home: Path) -> bool:
+    """Return whether ``kafka-liveness down`` was the last command about this folder."""
+    return (home / _DOWN).exists()
+
+
+def set_down(home: Path, *, down: bool) -> None:
+    """Write or remove the marker of ``kafka-liveness down``; the caller holds the lock of the folder."""
+    if down:
+        (home / _DOWN).touch()  # without text: it needs no room on a full disk
+    else:
+        (home / _DOWN).unlink(missing_ok=True)
 
 
 def empty(folder: Path) -> Path:

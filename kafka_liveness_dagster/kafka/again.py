@@ -47,8 +47,8 @@ class Again:
             at = gone[0].topic_partition
             raise DataExpiredError(
                 f"{listed(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and cannot be: "
-                f"{at}'s log starts at {facts[at].log_start}. Their rows stay as they are; materialize the other "
-                "partitions without these"
+                f"{at}'s log starts at {facts[at].log_start}. Their rows stay as they are. Fix: materialize the "
+                "other partitions without these; `kafka-liveness forgive GROUP PARTITION --reason …` closes these"
             )
         return left
 

@@ -225,6 +225,11 @@ class CatchUpConsumer:
         """What of the asked ranges is processed by now, by whomever: neither owed, nor forgiven, nor lost."""
         return self._proof.done((*self.quarantined, *self.bad))
 
+    def kept_ranges(self) -> list[OffsetRange]:
+        """What this run left out although it was processed before: its former rows are in the table."""
+        done = self._proof.done(())
+        return [one for one in (*self.quarantined, *self.bad) if any(one.overlaps(before) for before in done)]
+
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
         with _opening:

@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from kafka_liveness_dagster.core.errors import first_line
 from kafka_liveness_dagster.core.run_marks import place_of, run_mark, run_of_place
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def place(
     names = [name for member in members if fits and run_of_place(name := member.group_instance_id) and name]
     try:
         taken = link.take_over(live.group_id, names)
-    except Exception:  # Dagster's database is away: the run goes on, and waits for the session
-        log.exception("could not ask Dagster whose places in group %s are free", live.group_id)
+    except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run waits for the session
+        log.warning("could not ask Dagster whose places in group %s are free: %s", live.group_id, first_line(error))
         taken = None
     if taken is not None:
         gone = run_mark(run_of_place(taken) or "")

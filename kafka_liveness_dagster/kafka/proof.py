@@ -123,7 +123,7 @@ class Proof:
             raise RowsMissingError(
                 f"{self._witness.target} lacks {', '.join(map(str, lacking[:5]))}, "
                 f"{sum(r.size for r in lacking):,} offsets, though they were written: it was dropped, replaced or "
-                "rolled back meanwhile. The partitions stay missing; materialize them again",
+                "rolled back meanwhile. Fix: materialize the partitions again",
                 lacking,
             )
         return not any(left.values())

@@ -11,6 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.errors import first_line
 from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState, Surroundings, reason_to_fence
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import now_ms
@@ -161,7 +162,7 @@ class Watchdog:
                 self._met = error
 
     def _ask(self) -> None:
-        asked_at_ms, orphaned = now_ms(), False
+        asked_at_ms, orphaned, failed = now_ms(), False, False
         while True:
             self._news.wait(LOOK_SECONDS)
             self._news.clear()
@@ -173,9 +174,12 @@ class Watchdog:
                 continue  # a parent that died is the cue to ask at once, and once
             asked_at_ms = now_ms()
             try:
-                self._run_state = self._link.state()
-            except Exception:  # Dagster's database is away: the run goes on until someone says otherwise
-                log.exception("could not ask Dagster how the run is; it counts as %s", self._run_state.value)
+                self._run_state, failed = self._link.state(), False
+            except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run goes on
+                if not failed:
+                    told = "could not ask Dagster how the run is; it counts as %s until Dagster answers: %s"
+                    log.warning(told, self._run_state.value, first_line(error))
+                failed = True
 
     def _tell_in_time(self, seconds: float) -> None:
         """In a thread of its own: a database that does not answer must not keep the member in its group."""

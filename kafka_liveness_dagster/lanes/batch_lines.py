@@ -18,8 +18,8 @@ from kafka_liveness_dagster.metadata import Tally, counted, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from logging import Logger
 
-    import dagster as dg
     from typing_extensions import Self
 
     from kafka_liveness_dagster.core.fairness import Batch
@@ -37,7 +37,7 @@ class BatchLines:
         log: the run's.
     """
 
-    def __init__(self, log: dg.DagsterLogManager) -> None:
+    def __init__(self, log: Logger) -> None:
         self.log = log
         self._since, self._last = Tally(), ""
         self._told_at = -math.inf
@@ -81,7 +81,7 @@ class BatchLines:
 
 
 def listeners(
-    batch: Batch, lane: Lane, log: dg.DagsterLogManager, liveness: Literal["poll", "progress"]
+    batch: Batch, lane: Lane, log: Logger, liveness: Literal["poll", "progress"]
 ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
     """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
     progress = ProgressLog(str(batch), time.monotonic(), TELL_EVERY_SECONDS)

@@ -43,7 +43,7 @@ class Landed(NamedTuple):
         Args:
             handed_over: partitions that are another's by now: it does all of the batch again.
         """
-        outcome = "A dead letter from now on: owed, and the others go on"
+        outcome = "A dead letter from now on; the others go on"  # owed, or a replay's, whose former rows stay
         for part in merged(self.why):
             if part.topic_partition not in handed_over:
                 bad = [one for one in self.why if one.overlaps(part)]

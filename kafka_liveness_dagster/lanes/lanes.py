@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
@@ -21,9 +22,11 @@ from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.proven import check_rows
 from kafka_liveness_dagster.lanes.tables import answer_seconds, table_now
 from kafka_liveness_dagster.lanes.waiting import Waiting
-from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata, range_table
+from kafka_liveness_dagster.metadata import Tally, counted, merged, number, range_metadata, range_table
+from kafka_liveness_dagster.runs.selection import has_dependents, materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
-from kafka_liveness_dagster.runs.tags import CAUSE_TAG, lane_tags, materializes
+from kafka_liveness_dagster.runs.storage import needed, storage_of
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, CAUSE_TAG, MAX_RETRIES, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.telemetry.exporters import exported
 from kafka_liveness_dagster.telemetry.metrics import DEAD_LETTERS, GROUP, REASON, TOPIC
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
     from kafka_liveness_dagster.lanes.lane import LeftOut, Source, Transform
+    from kafka_liveness_dagster.runs.storage import RunStorage
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 
 
@@ -43,6 +47,7 @@ LEFT_ALONE = (
     "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition again, "
     "materialize its partition without that asset"
 )
+_NAMED = 5  # ranges in a command that an error shows; the next run names the others
 
 
 def run_live(
@@ -52,14 +57,16 @@ def run_live(
 
     Gives what no materialization has told while it was at work, None for nothing.
     """
-    with SignsOfLife(context, lane_tags(asset.group_id, "live")), exported():
+    require_partition(context, asset.partitioned_keys)
+    retries = {} if MAX_RETRIES in context.run.tags else NO_RETRIES
+    with SignsOfLife(context, {**lane_tags(asset.group_id, "live"), **retries}), exported():
         return _live(asset, context, transform)
 
 
 def _live(
     asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform
 ) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-    pipeline = Pipeline.of(asset, context, transform, "live")
+    pipeline, storage = Pipeline.of(asset, context, transform, "live"), storage_of(context)
     pipeline.spark.open_ahead()
     with pipeline.kafka.consumer(
         topics=asset.topics,
@@ -73,29 +80,52 @@ def _live(
         membership=asset.membership,
         witness=pipeline.witness,
     ) as consumer:
-        context.log.info("%s", consumer.timeouts)
+        storage.log.info("%s", consumer.timeouts)
         known, at_end = Counter[str](), dict[str, int | float]()
         told = Materializations(
-            context,
+            storage,
+            context.asset_key,
             asset.group_id,
             asset.materialize_every,
-            lambda: table_now(asset, pipeline.spark, consumer.timeouts.budget.seconds),
-            lambda: {**_facts(consumer, context, pipeline, known), **at_end},
+            table_now=lambda: table_now(asset, pipeline.spark, consumer.timeouts.budget.seconds),
+            facts=lambda: {**_facts(consumer, context, pipeline, known), **at_end},
         )
-        waiting = Waiting(consumer, context)
+        waiting = Waiting(consumer, storage)
         next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
         try:
-            pipeline.run(consumer, next_batch, context.log, _quarantines(asset, context), told)
+            pipeline.run(consumer, next_batch, storage.log, _quarantines(asset, storage), told)
             if told.has_news:
                 at_end.update(_lag(consumer))  # while this run has the partitions
             consumer.leave()  # all is committed: no silent broker or Spark makes a crash of the steps that follow
-            check_rows(consumer, context.log, answer_seconds(consumer.timeouts.budget.seconds), told.batches)
-            last = told.last()
+            check_rows(consumer, storage.log, answer_seconds(consumer.timeouts.budget.seconds), told.batches)
+            storage.log.info("committed %s in this run", number(told.batches, "batch"))
+            committed = f"{number(told.batches, 'batch')} of this run are in the table once and committed"
+            storage.settle(f"{committed}; {told.untold_batches:,} of them are in no materialization that Dagster has")
+            last = told.last(always=_needs_output(consumer, context, told, known))
         except BaseException:
             told.tell_what_is_left()
             raise
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return last
+
+
+def _needs_output(
+    consumer: LivenessConsumer, context: dg.AssetExecutionContext, told: Materializations, known: Counter[str]
+) -> bool:
+    """Return whether the run ends with a materialization although no batch is new since the last one.
+
+    Dagster skips the steps that depend on this one unless it has an output, and materializations in mid-run are none.
+    Recovered rows were written by a run that died before it could report them.
+    """
+    if len(consumer.recovered) > known["recovered"]:
+        return True
+    if not has_dependents(context):
+        return False
+    has_written = bool(told.batches or consumer.recovered)
+    if not has_written:
+        name = context.asset_key.to_user_string()
+        storage_of(context).log.info("No batch was committed: steps that depend on %s are skipped", name)
+    return has_written
 
 
 def _facts(
@@ -121,12 +151,13 @@ def _facts(
 
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
+    require_partition(context, asset.partitioned_keys)
     with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         _catch_up(asset, context, transform)
 
 
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
-    asked = {key: range_of(key) for key in context.partition_keys}
+    asked = {key: range_of(key) for key in needed(lambda: context.partition_keys, "the keys of the run", AT_BEGIN)}
     again = _again(asset, context, asked)
     pipeline = Pipeline.of(asset, context, transform, "catch-up", again)
     pipeline.spark.open_ahead()
@@ -168,25 +199,49 @@ def catch_up(
         offsets=asset.offsets.only(CatchUpSettings.uses["offsets"]),
         witness=pipeline.witness,
     ) as lane:
-        owed = lane.outstanding_ranges()
-        context.log.info("a batch may take %s", lane.budget)
-        context.log.info("%s; still owed: %s", number(len(ranges), "range"), listed(owed) or "nothing")
+        owed, storage = lane.outstanding_ranges(), storage_of(context)
+        storage.log.info("a batch may take %s", lane.budget)
+        storage.log.info("%s; still owed: %s", number(len(ranges), "range"), listed(owed) or "nothing")
         if again:
-            context.log.info("processed again, whatever is owed of them: %s", listed(again))
+            storage.log.info("processed again, whatever is owed of them: %s", listed(again))
         tally = Tally()
-        pipeline.run(lane, lane.poll, context.log, _quarantines(asset, context, keys), tally)
+        pipeline.run(lane, lane.poll, storage.log, _quarantines(asset, storage, keys), tally)
         left_out, bad, lost, done = lane.quarantined, lane.bad, lane.lost, lane.done_ranges()
+        state, remedy = _left_behind(asset.group_id, [*left_out, *bad], lane.kept_ranges(), keys)
     if asset.table is not None:
         remove_processed(pipeline.spark, asset.table, done, lane.budget.seconds)
-    context.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
-    outcome = "All else of these partitions is done, but they stay missing until the offsets are"
+    storage.log.info("written in %s: %s", number(tally.batches, "batch"), counted(tally.rows))
     if left_out:
-        raise PoisonedOffsetError(left_out, lane.budget.seconds, outcome)
+        raise PoisonedOffsetError(left_out, lane.budget.seconds, f"{state}. Or {remedy}")
     if bad:
-        remedy = "mend the transform, or `kafka-liveness forgive` them; what they are is in"
-        raise BadRecordError(bad, "", f"{outcome}: {remedy} {asset.table}_dead_letters")
+        fix = f"Fix: correct the transform, and materialize *Failed and missing*; or {remedy}"
+        raise BadRecordError(bad, "", f"{state}. {fix}. The records are in {asset.table}_dead_letters")
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
     return CaughtUp(owed, lost, tally)
+
+
+def _left_behind(
+    group_id: str, left_out: Sequence[OffsetRange], kept: Sequence[OffsetRange], keys: Sequence[str]
+) -> tuple[str, str]:
+    """What became of offsets that a catch-up run left out, and how a person closes their partitions as they are.
+
+    Args:
+        group_id: of the live lane.
+        left_out: each is one offset.
+        kept: those that were processed before; the others are owed.
+        keys: partitions of the crash lag asset; none for a run of complete windows.
+    """
+    owed = merged(one for one in left_out if one not in kept)
+    state = "All else of these partitions is done. "
+    state += "They stay failed until the offsets are done" if owed else ""
+    state += "; t" if owed and kept else "T" if kept else ""
+    state += f"he former rows of {listed(merged(kept))} are still in the table" if kept else ""
+    if kept and not keys:
+        return state, "keep the former rows by *Report materialization events*, in the menu beside Materialize"
+    of_kept = [key for key in keys if any(range_of(key).overlaps(one) for one in kept)]
+    named = [*map(str, owed), *of_kept][:_NAMED]
+    given_up = "give the offsets up" if owed else "keep the former rows"
+    return state, f'{given_up} by `kafka-liveness forgive {group_id} {" ".join(named)} --reason "…"`'
 
 
 def _again(
@@ -198,10 +253,11 @@ def _again(
     Who materializes the live asset, too, wants what is not done yet.
     """
     by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_group"
-    done = set() if by_sensor else context.instance.get_materialized_partitions(asset.crash_lag_key)
+    ask = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)
+    done = set[str]() if by_sensor else needed(ask, "the partitions of the asset", AT_BEGIN)
     if materializes(context, asset.key):
         if left := [one for key, one in asked.items() if key in done]:
-            context.log.info(LEFT_ALONE, listed(left), "processed", asset.key.to_user_string())
+            storage_of(context).log.info(LEFT_ALONE, listed(left), "processed", asset.key.to_user_string())
         return [one for key, one in asked.items() if is_replay(key) and key not in done]
     return [one for key, one in asked.items() if key in done or is_replay(key)]
 
@@ -251,12 +307,12 @@ def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
     return found
 
 
-def _quarantines(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Sequence[str] = ()) -> LeftOut:
+def _quarantines(asset: KafkaAssetSettings, storage: RunStorage, asked: Sequence[str] = ()) -> LeftOut:
     """Tells the run's log and the crash lag partition of offsets that were passed, and why."""
 
     def tell_of(left_out: OffsetRange, why: str, cause: str) -> None:
         key = next((key for key in asked if range_of(key).overlaps(left_out)), key_of(left_out))
-        context.log.warning("%s", why)
+        storage.log.warning("%s", why)
         of = {GROUP: asset.group_id, TOPIC: left_out.topic, REASON: cause}
         tell(DEAD_LETTERS, left_out.size, of)
         metadata: dict[str, str | int] = {
@@ -265,6 +321,7 @@ def _quarantines(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, a
             "offsets": left_out.size,
             "cause": cause,
         }
-        context.log_event(dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata))
+        event = dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata)
+        storage.event(event, f"the observation of {left_out}, which was passed")
 
     return tell_of

@@ -11,6 +11,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.core.upkeep import settled
 from kafka_liveness_dagster.metadata import number
+from kafka_liveness_dagster.runs.storage import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
     from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
 
     kafka, spark = (getattr(context.resources, key) for key in (asset.resources.kafka, asset.resources.spark))
-    told, table, log = asset.maintenance, IcebergTable(asset.table or ""), context.log
+    told, table, log = asset.maintenance, IcebergTable(asset.table or ""), storage_of(context).log
     session = spark.session()
     progress = ProgressLog(f"maintenance of {table.name}", time.monotonic(), TELL_EVERY_SECONDS)
 
@@ -65,7 +66,9 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
     metadata = {**_shown(before, after), "gave_way": dg.MetadataValue.int(work.gave_way)}
     if orphans is not None:
         metadata["orphan_files_removed"] = dg.MetadataValue.int(orphans)
-    context.log_event(dg.AssetObservation(asset.name, description="maintained", metadata=metadata))
+    storage = storage_of(context)
+    storage.event(dg.AssetObservation(asset.name, description="maintained", metadata=metadata), "what was done")
+    storage.settle("the maintenance of the table is done, and both lanes are untouched by it")
 
 
 def _settled(cluster: Cluster, group_id: str, topics: Sequence[str]) -> list[OffsetRange]:

@@ -1,8 +1,9 @@
 """When does Dagster hear what a live run has written? While it goes on: a run may be at work for days.
 
 Of the first batch at once, then at most once in so many seconds with new data, and at the end: each materialization
-tells what was written since the one before. So downstream assets begin, freshness is known, and nobody is woken by a
-run that wrote nothing. What the table has by then Spark is asked beside the batches, which do not wait for it.
+tells what was written since the one before that Dagster stored. So downstream assets begin, freshness is known, and
+nobody is woken by a run that wrote nothing. What the table has by then Spark is asked beside the batches, which do not
+wait for it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.aside import aside
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.metadata import Tally
+from kafka_liveness_dagster.metadata import Tally, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.runs.storage import RunStorage
     from kafka_liveness_dagster.spark.described import TableNow
 
 _DATA_VERSION = "dagster/data_version"
@@ -39,7 +41,8 @@ class Materializations:
     """Those of one live run.
 
     Args:
-        context: the run's.
+        storage: of the run.
+        asset: whose they are.
         group_id: by which commands know whose asset it is.
         every_seconds: at least so long from one to the next.
         table_now: gives what tells the table as readers see it, in a thread of its own; None where nobody can tell.
@@ -51,17 +54,20 @@ class Materializations:
 
     def __init__(
         self,
-        context: dg.AssetExecutionContext,
+        storage: RunStorage,
+        asset: dg.AssetKey,
         group_id: str,
         every_seconds: float,
+        *,
         table_now: Callable[[], Callable[[], TableNow | None]],
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._context, self._group_id, self._every_seconds = context, group_id, every_seconds
+        self._storage, self._asset, self._group_id, self._every_seconds = storage, asset, group_id, every_seconds
         self._table_now, self._facts = table_now, facts
         self._since, self._told_at = Tally(), -math.inf
         self.batches = 0
         self._next: _Next | None = None
+        self._storing: tuple[int, Future[None]] | None = None
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """A batch is committed. Tells nothing yet: it may be in the middle of a rebalance."""
@@ -74,8 +80,21 @@ class Materializations:
         return bool(self._next or self._since.batches)
 
     @property
+    def untold_batches(self) -> int:
+        """How many committed batches are in no materialization that Dagster has."""
+        taken = self._next.since.batches if self._next else 0
+        return self._since.batches + taken + self._batches_being_stored
+
+    @property
+    def _batches_being_stored(self) -> int:
+        batches, stored = self._storing or (0, None)
+        return 0 if stored is None or stored.done() else batches
+
+    @property
     def due_in_seconds(self) -> float:
-        """How long until there is one to tell; infinite without new data."""
+        """How long until there is one to tell; infinite without new data, or while Dagster has not stored the last."""
+        if self._batches_being_stored:
+            return math.inf
         return max(0.0, self._told_at + self._every_seconds - time.monotonic()) if self._since.batches else math.inf
 
     def tell_if_due(self, *, may_wait: bool) -> None:
@@ -90,11 +109,11 @@ class Materializations:
         if self._next is not None and (may_wait or self._next.table.done()):
             self._tell(self._next)
 
-    def last(self) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-        """What is new at the end of the run, None for nothing."""
+    def last(self, *, always: bool = False) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
+        """What is new at the end of the run, None for nothing unless there is to be one ``always``."""
         if self._next is not None:
             self._tell(self._next)
-        if not self._since.batches:
+        if not (self._since.batches or always):
             return None
         version, metadata = self._told(self._take())
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version) if version else None)
@@ -106,7 +125,7 @@ class Materializations:
         for since in left:
             if since.batches:
                 metadata: dict[str, Any] = {**since.metadata(), "group": self._group_id}
-                self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata))
+                self._store(dg.AssetMaterialization(self._asset, metadata=metadata), since)
 
     def _take(self) -> _Next:
         """All that no materialization has told yet is told with the next one; the table is asked now."""
@@ -119,10 +138,16 @@ class Materializations:
         return self._next
 
     def _tell(self, one: _Next) -> None:
+        since = one.since
         version, metadata = self._told(one)
         # No code version: Dagster would look for those of what is upstream beside it, and call the asset unsynced
         tags = {_DATA_VERSION: version, _IS_OURS: "true"} if version else None
-        self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=metadata, tags=tags))
+        self._store(dg.AssetMaterialization(self._asset, metadata=metadata, tags=tags), since)
+
+    def _store(self, event: dg.AssetMaterialization, since: Tally) -> None:
+        """Store it now or, when Dagster's storage fails, later; what comes meanwhile is the next one's."""
+        what = f"the materialization of {number(since.batches, 'batch')}, {since.offsets:,} offsets"
+        self._storing = since.batches, self._storage.event(event, what)
 
     def _told(self, one: _Next) -> tuple[str | None, dict[str, Any]]:
         """Data version and metadata, as soon as the table has answered."""
@@ -135,7 +160,7 @@ class Materializations:
         try:
             return table.result()
         except KafkaLivenessError as error:  # what was written was committed: no reason to end the run
-            self._context.log.warning("the table's snapshot is not told: %s", error)
+            self._storage.log.warning("the table's snapshot is not told: %s", error)
             return None
 
 

@@ -27,6 +27,7 @@ from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkSilentErr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from logging import Logger
 
     from kafka_liveness_dagster.core.fairness import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -101,9 +102,7 @@ class Pipeline:
             metrics=BatchMetrics(asset.group_id, lane, context.run.run_id),
         )
 
-    def run(
-        self, lane: Lane, next_batch: Source, log: dg.DagsterLogManager, on_quarantine: LeftOut, tally: Counts
-    ) -> None:
+    def run(self, lane: Lane, next_batch: Source, log: Logger, on_quarantine: LeftOut, tally: Counts) -> None:
         """Process and commit every batch; one that is too slow, or was lost to another member, comes again.
 
         Args:
@@ -222,7 +221,7 @@ class Pipeline:
         lane.quarantine(poison)
         return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
 
-    def _write_of(self, batch: Batch, lane: Lane, log: dg.DagsterLogManager) -> InFlightWrite:
+    def _write_of(self, batch: Batch, lane: Lane, log: Logger) -> InFlightWrite:
         from kafka_liveness_dagster.spark.iceberg import TableWrite  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
         from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415

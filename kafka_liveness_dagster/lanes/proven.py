@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 if TYPE_CHECKING:
-    import dagster as dg
+    from logging import Logger
 
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 
@@ -16,7 +16,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
-def check_rows(consumer: LivenessConsumer, log: dg.DagsterLogManager, limit_seconds: float, batches: int) -> None:
+def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, batches: int) -> None:
     """Check the rows of the run's partitions once more, as its last step: without lag no later run would.
 
     While Kafka, Spark or the catalog do not respond the check is retried, so that a hiccup fails no run whose batches

@@ -6,12 +6,11 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.runs.tags import WAITS_TAG, tell
+from kafka_liveness_dagster.runs.tags import WAITS_TAG
 
 if TYPE_CHECKING:
-    import dagster as dg
-
     from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.runs.storage import RunStorage
 
 _ASK_SECONDS = 1.0
 
@@ -24,8 +23,8 @@ class Waiting:
     waited for anew. A broker that says nothing at all is waited for as long as a batch may take, as ``poll`` does.
     """
 
-    def __init__(self, consumer: LivenessConsumer, context: dg.AssetExecutionContext) -> None:
-        self._consumer, self._context = consumer, context
+    def __init__(self, consumer: LivenessConsumer, storage: RunStorage) -> None:
+        self._consumer, self._storage = consumer, storage
         self._patience_seconds = (consumer.timeouts.process_ms + consumer.timeouts.session_ms) / 1000
         self._process_seconds = consumer.timeouts.process_ms / 1000
         self._since: float | None = None
@@ -34,7 +33,7 @@ class Waiting:
         self._asked_at = -math.inf
 
     def goes_on(self) -> bool:
-        """Whether a partition is still to come; asks the group once a second.
+        """Whether a partition is still to come, or the storage has not all of this run; asks the group once a second.
 
         Raises:
             BrokerUnreachableError: nobody has answered for as long as a batch may take.
@@ -46,7 +45,7 @@ class Waiting:
         why = self._why()
         if why and self._since is None:
             self._since = now
-            self._context.log.info("waits for partitions: %s; the others finish their batches first", why)
+            self._storage.log.info("waits for partitions: %s; the others finish their batches first", why)
             self._tag(f"waits for partitions: {why}")
         was_held_up, self._is_held_up = self._is_held_up, self._consumer.is_held_up()
         if self._is_held_up and not was_held_up:
@@ -56,11 +55,11 @@ class Waiting:
         waited = 0.0 if self._since is None else now - self._since
         if why and waited > self._patience_seconds:
             told = "no partition came in %.0f s, longer than a process timeout and a session: %s"
-            self._context.log.warning(told, waited, why)
+            self._storage.log.warning(told, waited, why)
             why = ""
         if not why:
             self.ended()
-        return bool(why)
+        return bool(why) or self._storage.is_behind  # who reads on meanwhile loses no time
 
     def _why(self) -> str:
         from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError  # noqa: PLC0415 - stays lazy
@@ -82,4 +81,4 @@ class Waiting:
             self._tag("")
 
     def _tag(self, what: str) -> None:
-        tell(self._context.instance, self._context.run.run_id, {WAITS_TAG: what})
+        self._storage.tag({WAITS_TAG: what})

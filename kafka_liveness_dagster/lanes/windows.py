@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -17,8 +18,10 @@ from kafka_liveness_dagster.core.witnesses import DataExpiredError
 from kafka_liveness_dagster.lanes.lanes import LEFT_ALONE, catch_up
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata
+from kafka_liveness_dagster.runs.selection import materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
-from kafka_liveness_dagster.runs.tags import lane_tags, materializes
+from kafka_liveness_dagster.runs.storage import needed, storage_of
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, lane_tags
 from kafka_liveness_dagster.telemetry.exporters import exported
 
 if TYPE_CHECKING:
@@ -45,15 +48,17 @@ def run_windows(
         IncompleteWindowError: something of them is owed, or not read yet: nothing was touched.
         DataExpiredError: the broker has deleted records that may be theirs: nothing was touched.
     """
+    require_partition(context, asset.partitioned_keys)
     if materializes(context, asset.key):
         _leave_alone(asset, windows, context)
         return
     with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
-        asked = [windows.of_key(key) for key in context.partition_keys]
+        keys = needed(lambda: context.partition_keys, "the keys of the run", AT_BEGIN)
+        asked = [windows.of_key(key) for key in keys]
         found = {window: _offsets(asset, windows, cluster, window) for window in asked}
         ranges = merged(r for several in found.values() for r in several)
-        context.log.info("%s again: %s", number(len(asked), "window"), listed(ranges) or "no records")
+        storage_of(context).log.info("%s again: %s", number(len(asked), "window"), listed(ranges) or "no records")
         pipeline = Pipeline.of(asset, context, transform, "catch-up", again=ranges)
         done = catch_up(asset, context, pipeline, ranges, again=ranges) if ranges else None
         for window, of_window in found.items():
@@ -68,13 +73,19 @@ def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetE
     Raises:
         IncompleteWindowError: others of the run's windows are not marked complete; the sensor marks them.
     """
-    marked = context.instance.get_materialized_partitions(windows.key)
-    known = {key: _metadata(windows, context.instance, key) for key in context.partition_keys if key in marked}
+    storage, instance = storage_of(context), context.instance
+    marked = needed(partial(instance.get_materialized_partitions, windows.key), "the windows of the asset", AT_BEGIN)
+    known = {
+        key: needed(partial(_metadata, windows, instance, key), f"the metadata of {key}", AT_BEGIN)
+        for key in context.partition_keys
+        if key in marked
+    }
     if known:
-        context.log.info(LEFT_ALONE, listed([*known]), "marked complete", asset.key.to_user_string())
+        storage.log.info(LEFT_ALONE, listed([*known]), "marked complete", asset.key.to_user_string())
     if others := [key for key in context.partition_keys if key not in marked]:
         for key, metadata in known.items():  # a run that fails materializes nothing by itself
-            context.log_event(dg.AssetMaterialization(windows.key, partition=key, metadata=metadata))
+            event = dg.AssetMaterialization(windows.key, partition=key, metadata=metadata)
+            storage.event(event, f"the materialization of {key}")
         raise IncompleteWindowError(
             f"Windows not marked complete ({len(others):,}): {listed(others)}. Nothing was processed, and windows "
             f"that are marked complete stay so. The sensor {asset.identifier}_group marks a window once all its "

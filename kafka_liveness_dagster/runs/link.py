@@ -16,7 +16,9 @@ from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState
 from kafka_liveness_dagster.core.processes import Sign, Word
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_place
 from kafka_liveness_dagster.runs.signs import word_of
+from kafka_liveness_dagster.runs.storage import add_tags, needed, storage_of
 from kafka_liveness_dagster.runs.tags import (
+    AT_BEGIN,
     AWAY_TAG,
     COMMITTED_TAG,
     FENCED_TAG,
@@ -26,6 +28,7 @@ from kafka_liveness_dagster.runs.tags import (
     MAX_RUNTIME,
     PROCESS_TAG,
     Context,
+    is_in_lane,
     is_step,
     lane_tags,
     op_of,
@@ -33,16 +36,17 @@ from kafka_liveness_dagster.runs.tags import (
     run_of,
     run_remaining,
     sign_of,
-    tell,
     worker_process,
 )
 from kafka_liveness_dagster.telemetry import tell as telemetry
 from kafka_liveness_dagster.telemetry.metrics import FENCES, GROUP, LANE, REASON
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Sequence
 
     from kafka_liveness_dagster.kafka.link import RunLink
+    from kafka_liveness_dagster.runs.storage import RunStorage
 
 _HAVE_STARTED = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _AT_WORK = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
@@ -62,26 +66,28 @@ def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
     if context is None or run is None:
         run_id = uuid4().hex
         return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
+    storage = storage_of(context)
     # An earlier consumer's, or of the run this one repeats
     tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
     if away_seconds is not None:
         tags[AWAY_TAG] = f"{away_seconds:g}"
-    if sign_of(run).process is None:  # an op of the user's own
+    sign = sign_of(run)
+    if sign.process is None or sign.is_over:  # an op of the user's own
         tags[PROCESS_TAG] = Sign(run_mark(run.run_id), None, worker_process(context)).encode()
     if tags:
-        tell(context.instance, run.run_id, tags)
+        needed(lambda: add_tags(context.instance, run.run_id, tags), "the tags of the run", AT_BEGIN)
     remaining = run_remaining(context)
     if remaining is not None and not context.instance.run_monitoring_enabled:
-        _warn_unenforced(context, run)
+        _warn_unenforced(storage.log, run)
     return RunLink(
         run.run_id,
         f"dagster/{run.job_name}/{run.run_id}/{op_of(context).op_handle}",
         lambda: _state(context.instance, run.run_id),
         None if remaining is None else now_ms() + round(remaining * 1000),
-        context.log,
+        storage.log,
         is_step=is_step(context),
-        tell=lambda why: _tell_away(context.instance, run, why),
-        worked=lambda: _tell_work(context.instance, run.run_id),
+        tell=lambda why: _tell_away(storage, run, why),
+        worked=lambda: _tell_work(storage, run.run_id),
         take_over=lambda group_id, places: _take_over(context.instance, run.run_id, place_tag(group_id), places),
         catch_up_runs=lambda group_id: _catch_up_runs(context.instance, group_id),
     )
@@ -99,13 +105,13 @@ def _take_over(instance: dg.DagsterInstance, run_id: str, tag: str, places: Sequ
         later = instance.get_run_records(dg.RunsFilter(tags={tag: place}, statuses=_HAVE_STARTED))
         known = [*later, *([first] if first else [])]
         if first and all(
-            one.dagster_run.is_finished or word_of(instance, one, now, away=True) is Word.GONE for one in known
+            not is_in_lane(one.dagster_run) or word_of(instance, one, now, away=True) is Word.GONE for one in known
         ):
-            tell(instance, run_id, {tag: place})
+            add_tags(instance, run_id, {tag: place})
             return place
     this = instance.get_run_by_id(run_id)
     if this is not None and this.tags.get(tag):  # somebody has put it out of there, or it is that of a run it repeats
-        tell(instance, run_id, {tag: ""})
+        add_tags(instance, run_id, {tag: ""})
     return None
 
 
@@ -116,27 +122,28 @@ def _catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
     """
     started = dg.RunsFilter(tags=lane_tags(group_id, "catch-up"), statuses=[dg.DagsterRunStatus.STARTED])
     now = time.time()
-    return sum(word_of(instance, one, now, away=False) is not Word.GONE for one in instance.get_run_records(started))
+    at_work = [one for one in instance.get_run_records(started) if is_in_lane(one.dagster_run)]
+    return sum(word_of(instance, one, now, away=False) is not Word.GONE for one in at_work)
 
 
-def _tell_away(instance: dg.DagsterInstance, run: dg.DagsterRun, why: Away) -> None:
+def _tell_away(storage: RunStorage, run: dg.DagsterRun, why: Away) -> None:
     is_closed = why.reason is FenceReason.CLOSED
     if not (is_closed or why.is_back) and GROUP_TAG in run.tags:
         of = {GROUP: run.tags[GROUP_TAG], LANE: run.tags.get(LANE_TAG, ""), REASON: why.reason.code}
         telemetry.tell(FENCES, 1, of)
-    tell(instance, run.run_id, {LEFT_TAG if is_closed else FENCED_TAG: why.encode()})
+    storage.tag({LEFT_TAG if is_closed else FENCED_TAG: why.encode()})
 
 
-def _tell_work(instance: dg.DagsterInstance, run_id: str) -> None:
+def _tell_work(storage: RunStorage, run_id: str) -> None:
     """That a batch of it is committed; who repeats the run gets its tags, hence the name in it."""
-    with suppress(Exception):  # records that are away for a moment are no reason to fail
-        tell(instance, run_id, {COMMITTED_TAG: run_mark(run_id)})
+    with suppress(Exception):  # somebody deleted the run: its watchdog ends it
+        storage.tag({COMMITTED_TAG: run_mark(run_id)})
 
 
-def _warn_unenforced(context: dg.AssetExecutionContext | dg.OpExecutionContext, run: dg.DagsterRun) -> None:
+def _warn_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:
     if run.run_id not in _warned:
         _warned.add(run.run_id)
-        context.log.warning(
+        log.warning(
             "%s is %s s and Dagster's run monitoring is off: the consumer leaves its group when the time is up, but "
             "nobody ends the run. Set `run_monitoring: enabled: true` in dagster.yaml",
             MAX_RUNTIME,

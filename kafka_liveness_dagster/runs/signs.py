@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -11,14 +12,20 @@ import dagster as dg
 from kafka_liveness_dagster.core.processes import BEAT_SECONDS, Sign, Word, judge, start_is_lost
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host
-from kafka_liveness_dagster.runs.tags import PROCESS_TAG, sign_of, tell, worker_process
+from kafka_liveness_dagster.runs.storage import DagsterStorageError, add_tags, needed, storage_of
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, PROCESS_TAG, STEP_TAG, op_of, sign_of, worker_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
     from typing_extensions import Self
 
 _STOP_SECONDS = 5.0
+_OUTCOME = (
+    "each batch that this run committed is in the table once, and what it did not commit comes again. Partitions of "
+    "this run stay missing until another run materializes them, which reads nothing twice"
+)
 _WORKERS = {"RUNNING": Word.THERE, "FAILED": Word.GONE, "NOT_FOUND": Word.GONE}  # Dagster's WorkerStatus
 log = logging.getLogger("kafka_liveness_dagster")
 
@@ -26,42 +33,54 @@ log = logging.getLogger("kafka_liveness_dagster")
 class SignsOfLife:
     """Lets everybody see that a run is at work, from its op's first line to its last. Use it as a context manager.
 
+    At its end it waits until Dagster's storage has all that the run told it, before Dagster stores the step's outcome.
+
     Args:
         context: the op's or asset's.
         tags: of the run, to be told with the first sign.
     """
 
     def __init__(self, context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
-        self._instance, self._run_id, self._tags = context.instance, context.run.run_id, dict(tags)
+        self._instance, self._run_id = context.instance, context.run.run_id
+        self._tags = {**tags, STEP_TAG: str(op_of(context).op_handle)}
+        self._storage = storage_of(context)
         self._process = worker_process(context)
         self._stopped, self._ended = threading.Event(), threading.Event()
+        self._is_over = False
         self._thread = threading.Thread(target=self._beat, name="kafka-liveness-signs-of-life", daemon=True)
 
     def __enter__(self) -> Self:
-        tell(self._instance, self._run_id, {**self._tags, PROCESS_TAG: self._sign(0)})
+        tags = {**self._tags, PROCESS_TAG: self._sign(0)}
+        needed(lambda: add_tags(self._instance, self._run_id, tags), "the first sign of life of the run", AT_BEGIN)
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._is_over = kind is None  # a step that fails may be retried in the same run, by its retry policy
         self._stopped.set()
         self._ended.wait(_STOP_SECONDS)  # not for ever: Dagster's database may not answer
+        if kind is None:
+            self._storage.settle(_OUTCOME)
+        elif issubclass(kind, Exception) and not issubclass(kind, DagsterStorageError):
+            with suppress(DagsterStorageError):  # the error of the run says more
+                self._storage.settle(_OUTCOME)
 
     def _beat(self) -> None:
         beat = 0
         while not self._stopped.wait(BEAT_SECONDS):
             beat += 1
             self._say(beat)
-        self._say(None)  # the run may go on with other ops, which give no signs
+        self._say(None)  # other steps of the run may go on, which give no signs
         self._ended.set()
 
     def _say(self, beat: int | None) -> None:
         try:
-            tell(self._instance, self._run_id, {PROCESS_TAG: self._sign(beat)})
-        except Exception:  # Dagster's database is away: the run goes on
+            self._storage.tag({PROCESS_TAG: self._sign(beat)})
+        except Exception:  # somebody deleted the run: its watchdog ends it
             log.exception("could not give a sign of life of run %s", self._run_id)
 
     def _sign(self, beat: int | None) -> str:
-        return Sign(run_mark(self._run_id), beat, self._process).encode()
+        return Sign(run_mark(self._run_id), beat, self._process, is_over=self._is_over).encode()
 
 
 def word_of(instance: dg.DagsterInstance, record: dg.RunRecord, now: float, *, away: bool) -> Word:

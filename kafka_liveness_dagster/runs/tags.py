@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
@@ -22,6 +21,7 @@ from kafka_liveness_dagster.core.processes import Sign
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.core.timeouts import Budget, first_budget
 from kafka_liveness_dagster.runs import host
+from kafka_liveness_dagster.runs.storage import needed
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.processes import Process
@@ -37,11 +37,16 @@ WAITS_TAG = "kafka_liveness/waits_for"
 PROCESS_TAG = "kafka_liveness/process"
 AWAY_TAG = "kafka_liveness/away_seconds"
 COMMITTED_TAG = "kafka_liveness/committed"
+STEP_TAG = "kafka_liveness/step"  # the key of the lane's step
 PARTITION_TAG = "dagster/partition"
-_BACKFILL_TAG = "dagster/backfill"
+BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
+MAX_RETRIES = "dagster/max_retries"
+PRIORITY = "dagster/priority"
+LIVE_PRIORITY = {PRIORITY: "10"}  # a live run passes a backfill's queue; all others have 0 unless told otherwise
+NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run: a retry would be a second one
+AT_BEGIN = "this run has read and committed nothing yet"
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
-_telling = threading.Lock()  # Dagster reads all tags and writes them back: what two threads told would be one's
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 
 
@@ -64,12 +69,6 @@ def unfinished(group_id: str, lane: Literal["live", "catch-up"] | None = None) -
     return dg.RunsFilter(tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work)
 
 
-def tell(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str]) -> None:
-    """Let others see something of a run that goes on."""
-    with _telling:
-        instance.add_run_tags(run_id, tags)
-
-
 def why_away(run: dg.DagsterRun) -> Away | None:
     """Why it left its group, or after which leave it is back; None while it never left."""
     return Away.decode(run.tags.get(LEFT_TAG) or run.tags.get(FENCED_TAG, ""))
@@ -85,6 +84,16 @@ def sign_of(run: dg.DagsterRun) -> Sign:
     return Sign.decode(run.tags.get(PROCESS_TAG, ""), run_mark(run.run_id))
 
 
+def is_in_lane(run: dg.DagsterRun) -> bool:
+    """Return whether a run is queued for its lane, starts, or works there.
+
+    Its other steps may outlast the lane's. A run that repeats only those has the tags of the run that it repeats.
+    """
+    steps, step = run.step_keys_to_execute, run.tags.get(STEP_TAG)
+    is_left_out = steps is not None and step is not None and step not in steps
+    return not (run.is_finished or sign_of(run).is_over or is_left_out)
+
+
 def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Process | None:
     """The process whose end is the run's; of a step in a process of its own the one that started it."""
     if not is_step(context):
@@ -95,7 +104,8 @@ def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) ->
 
 def is_step(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
     """Whether a run worker started this process for its step alone, as the multiprocess executor does."""
-    events = context.instance.all_logs(op_of(context).run_id, of_type=dg.DagsterEventType.STEP_WORKER_STARTED)
+    started, run_id = dg.DagsterEventType.STEP_WORKER_STARTED, op_of(context).run_id
+    events = needed(lambda: context.instance.all_logs(run_id, of_type=started), "the events of the run", AT_BEGIN)
     pids = (entry.dagster_event.engine_event_data.metadata.get("pid") for entry in events if entry.dagster_event)
     return str(os.getpid()) in {str(getattr(pid, "value", pid)) for pid in pids}
 
@@ -114,17 +124,9 @@ def budget_of(context: Context, *, argument: float | None, default: float | None
 
 def run_of(context: Context) -> dg.DagsterRun | None:
     """The run, None for a context that was built by hand: nothing of it is in the instance."""
-    return context.instance.get_run_by_id(op_of(context).run_id) if context is not None else None
-
-
-def materializes(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
-    """Return whether this run, or the backfill that started it, materializes an asset.
-
-    Dagster's *Materialize all* makes a backfill of all assets, with a run for each of them or more.
-    """
-    backfill_id = context.run.tags.get(_BACKFILL_TAG)
-    backfill = context.instance.get_backfill(backfill_id) if backfill_id else None
-    return any(key in (found.asset_selection or ()) for found in (context.run, backfill) if found is not None)
+    if context is None:
+        return None
+    return needed(lambda: context.instance.get_run_by_id(op_of(context).run_id), "the record of the run", AT_BEGIN)
 
 
 def op_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecutionContext:
@@ -133,9 +135,17 @@ def op_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExe
 
 
 def run_remaining(context: Context) -> float | None:
-    """Seconds left of ``dagster/max_runtime``, None when the run has none."""
-    record = context.instance.get_run_record_by_id(op_of(context).run_id) if context is not None else None
-    if record is None or not (limit := _seconds(record.dagster_run.tags, "run tag", MAX_RUNTIME)):
+    """Return the seconds left of ``dagster/max_runtime``, or of the instance's limit; None when the run has none."""
+    if context is None:
+        return None
+    asked = op_of(context).run_id
+    record = needed(lambda: context.instance.get_run_record_by_id(asked), "the record of the run", AT_BEGIN)
+    if record is None:
+        return None
+    limit = _seconds(record.dagster_run.tags, "run tag", MAX_RUNTIME)
+    if limit is None and context.instance.run_monitoring_enabled:
+        limit = float(context.instance.run_monitoring_max_runtime_seconds)
+    if not limit:
         return None  # 0 is Dagster's word for no limit
     return limit - (time.time() - (record.start_time or time.time()))
 

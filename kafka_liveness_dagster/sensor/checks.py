@@ -8,6 +8,7 @@ The sensor tells them without a run, at the moments of its observations; a run o
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -17,9 +18,13 @@ from kafka_liveness_dagster.core.health import Gravity, Verdict
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.core.transactions import HeldBack, judged
+from kafka_liveness_dagster.runs.storage import storage_errors
 from kafka_liveness_dagster.sensor.look import GroupLook
 from kafka_liveness_dagster.sensor.observations import jumped
 from kafka_liveness_dagster.sensor.table_look import TableLook
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.kafka.admin import Cluster
 
 GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
 DEAD_LETTERS = "dead_letters"
@@ -81,17 +86,10 @@ class GroupChecks:
         )
         def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             cluster = getattr(context.resources, kafka_resource_key).cluster()
-            # Dagster first, as the sensor does: what is materialised between the two looks would seem unlisted
-            instance = context.instance
-            existing = instance.get_dynamic_partitions(self.partitions_name)
-            materialized = instance.get_materialized_partitions(self.crash_lag)
-            recent_runs = 3 * self.max_live_runs
             table = TableLook.of(self.table, context.resources, spark_resource_key, _CONNECT_SECONDS)
-            look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
-            waiting = [key for key in existing if is_key(key) and key not in materialized]
-            unlisted = new_keys(look.owed, existing, materialized)
-            held, now = look.held(cluster, self.group_id), time.time()
-            for evaluated in self.evaluate(look, instance, waiting, now, unlisted=unlisted, table=table, held=held):
+            with storage_errors("a run of checks writes and commits none, and it has judged nothing"):
+                judged = self._judged(cluster, context.instance, table)
+            for evaluated in judged:
                 if dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name) in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(
                         passed=evaluated.passed,
@@ -103,6 +101,19 @@ class GroupChecks:
                     )
 
         return checks
+
+    def _judged(
+        self, cluster: "Cluster", instance: dg.DagsterInstance, table: TableLook | None
+    ) -> list[dg.AssetCheckEvaluation]:
+        # Dagster first, as the sensor does: what is materialised between the two looks would seem unlisted
+        existing = instance.get_dynamic_partitions(self.partitions_name)
+        materialized = instance.get_materialized_partitions(self.crash_lag)
+        recent_runs = 3 * self.max_live_runs
+        look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
+        waiting = [key for key in existing if is_key(key) and key not in materialized]
+        unlisted = new_keys(look.owed, existing, materialized)
+        held, now = look.held(cluster, self.group_id), time.time()
+        return self.evaluate(look, instance, waiting, now, unlisted=unlisted, table=table, held=held)
 
     def newest(self, instance: dg.DagsterInstance, now: float) -> int:
         """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten.

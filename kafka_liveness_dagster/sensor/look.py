@@ -20,7 +20,7 @@ from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_of_place
 from kafka_liveness_dagster.core.witnesses import PartitionFacts, check_groups, check_identity, check_target
 from kafka_liveness_dagster.kafka.witness import believed
-from kafka_liveness_dagster.runs.tags import lane_tags, unfinished
+from kafka_liveness_dagster.runs.tags import is_in_lane, lane_tags, unfinished
 from kafka_liveness_dagster.sensor.runs_seen import asked_again, by_lane, newest_first, of_this_instance, runs_of
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class GroupLook:
 
     @property
     def live_in_progress(self) -> list[dg.DagsterRun]:
-        """The live runs that were in progress."""
-        return [run for record in self.records if not (run := record.dagster_run).is_finished]
+        """The runs that were at work in the live lane."""
+        return [run for record in self.records if is_in_lane(run := record.dagster_run)]
 
     @property
     def owed(self) -> list[OffsetRange]:

@@ -18,8 +18,10 @@ from kafka_liveness_dagster.metadata import told
 from kafka_liveness_dagster.runs.tags import (
     CAUSE_RUN_TAG,
     CAUSE_TAG,
+    NO_RETRIES,
     PARTITION_TAG,
     has_committed,
+    is_in_lane,
     lane_tags,
     unfinished,
 )
@@ -103,13 +105,14 @@ class RunRequests:
         # A partition that fails every time must not keep the younger ones from being processed
         failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed(records))
         oldest = min(owed, key=lambda key: failed[key])
-        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags=tags)]
+        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags={**tags, **NO_RETRIES})]
 
     def _in_progress(
         self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
     ) -> int:
         """How many keep a place now."""
-        return _counted(instance.get_run_ids(unfinished(self.group_id, lane)), ghosts)
+        runs = instance.get_runs(unfinished(self.group_id, lane))
+        return _counted((run.run_id for run in runs if is_in_lane(run)), ghosts)
 
 
 def _counted(run_ids: Iterable[str], ghosts: Collection[str]) -> int:

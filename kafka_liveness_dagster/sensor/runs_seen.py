@@ -12,7 +12,7 @@ from kafka_liveness_dagster.core.membership import Run, RunFate
 from kafka_liveness_dagster.core.processes import Word
 from kafka_liveness_dagster.core.run_marks import dagster_run_of_client, run_mark
 from kafka_liveness_dagster.runs.signs import word_of
-from kafka_liveness_dagster.runs.tags import AWAY_TAG, GROUP_TAG, LANE_TAG, place_tag, sign_of, why_away
+from kafka_liveness_dagster.runs.tags import AWAY_TAG, GROUP_TAG, LANE_TAG, is_in_lane, place_tag, sign_of, why_away
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,6 +99,7 @@ def _run(run: dg.DagsterRun) -> Run:
         why_away(run),
         at_work,
         beat=sign_of(run).beat,
+        is_over=not (run.is_finished or is_in_lane(run)),
         away_seconds=float(away) if (away := run.tags.get(AWAY_TAG)) else None,
         is_catch_up=run.tags.get(LANE_TAG) == "catch-up",
         place=run.tags.get(place_tag(run.tags.get(GROUP_TAG, ""))) or None,

@@ -16,6 +16,8 @@ from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, range_of
 from kafka_liveness_dagster.core.watch import changes
+from kafka_liveness_dagster.embedded.errors import ServicesDownError
+from kafka_liveness_dagster.runs.storage import storage_errors
 from kafka_liveness_dagster.sensor.checks import are_forgotten, news
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, ToldWindows
 from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.settings.windows import Windows
 
 _OBSERVE_SECONDS = 60.0
+_NOTHING_DONE = (
+    "a sensor writes and commits none. This tick started no run and added no partition; the next one goes on from the "
+    "same cursor"
+)
 
 
 @checked(SensorSettings)
@@ -100,11 +106,16 @@ def build_group_sensor(
         required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
         description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
     )
-    def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        keep_vigil(context.instance, group_id)
-        kafka = getattr(context.resources, resources.kafka)
-        kafka.make_missing(topics, context.log.info)
-        return watched.tick(context, kafka.cluster(), TableLook.of(table, context.resources, resources.spark))
+    def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        with storage_errors(_NOTHING_DONE):
+            keep_vigil(context.instance, group_id)
+            kafka = getattr(context.resources, resources.kafka)
+            try:
+                kafka.make_missing(topics, context.log.info)
+                cluster = kafka.cluster()
+            except ServicesDownError as error:  # a person wanted it: no failure, and no page of traceback every 5 s
+                return dg.SkipReason(str(error))
+            return watched.tick(context, cluster, TableLook.of(table, context.resources, resources.spark))
 
     return group_sensor
 

@@ -108,7 +108,7 @@ class TableLook:
 
         remote = self.spark.running()
         if remote is None:
-            raise SparkUnreachableError("the embedded Spark does not run; a run, or `kafka-liveness up`, starts it")
+            raise SparkUnreachableError("the embedded Spark does not run; `kafka-liveness up` starts it")
         until, waited, why = _silent_until.get(remote, (0.0, 0.0, ""))
         if time.monotonic() < until and waited >= self.connect_seconds:  # who has more patience may try
             raise SparkUnreachableError(why)

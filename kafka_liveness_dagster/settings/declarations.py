@@ -156,6 +156,11 @@ class KafkaAssetSettings(Declared):
         return dg.AssetKey([*prefix(self.arguments), f"{self.name}_crash_lag"])
 
     @property
+    def partitioned_keys(self) -> list[dg.AssetKey]:
+        """Of its assets that process the partitions which a run selects."""
+        return [self.crash_lag_key, *([self.windows.key] if self.windows else [])]
+
+    @property
     def identifier(self) -> str:
         """What jobs, the sensor and the like are named after: the live asset's key in one word."""
         return self.key.to_python_identifier()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kafka_liveness_dagster.core import checkup_dagster, checkup_kafka, checkup_spark
@@ -46,6 +48,7 @@ SERVER = (
         "version": "4.1.3",
         "client": "4.1.4",
         "connector": Jar(CONNECTOR.format("4.1.3")),
+        "run with": "4.1.3",
         "iceberg": "1.12.0",
         "iceberg jar": Jar(RUNTIME.format("4.1")),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -78,8 +81,12 @@ WELL = {
     "sensors": {"use_threads": True},
     "retention": {"sensor": {"purge_after_days": {"skipped": 1, "success": 30}}},
 }
-INSTANCE = checkup_dagster.INSTANCE, {**with_defaults(WELL), "groups": ("orders-etl", "clicks-etl")}
-ON, OFF = GroupSensor("orders-etl", "orders_group", True), GroupSensor("clicks-etl", "clicks_group", False)
+INSTANCE = (
+    checkup_dagster.INSTANCE,
+    {**with_defaults(WELL), "groups": ("orders-etl", "clicks-etl"), "daemon seconds": 20.0},
+)
+ON = GroupSensor("orders-etl", "orders_group", True, every_seconds=5.0, kept_seconds=5.2, idle_seconds=1.0)
+OFF = GroupSensor("clicks-etl", "clicks_group", False, every_seconds=5.0)
 LOCATION = checkup_dagster.LOCATION, {"executor": "in_process", "sensors": (ON,)}
 RUNS, MONITORING = "concurrency.runs.", "run_monitoring."
 
@@ -124,6 +131,9 @@ def test_what_is_well_is_told_without_advice(of):
         (SERVER, {"client": "4.2.0"}, "version", WARN, "install pyspark 4.1"),
         (SERVER, {"connector": None}, "kafka connector", Outcome.FAIL, "spark-sql-kafka-0-10_2.13 4.1"),
         (SERVER, {"connector": Jar(CONNECTOR.format("4.0.1"))}, "kafka connector", Outcome.FAIL, "on Spark 4.1.3"),
+        (SERVER, {"connector": Jar("")}, "kafka connector", UNKNOWN, "pyspark 4.1.4 goes with 4.1.3"),
+        (SERVER, {"connector": Jar(CONNECTOR.format("4.1.1"))}, "kafka connector", WARN, "with pyspark 4.1.4; replace"),
+        (SERVER, {"run with": None}, "kafka connector", WARN, "docs/production.md"),
         (SERVER, {"iceberg": None}, "iceberg", Outcome.FAIL, "iceberg-spark-runtime-4.1_2.13 1.12.0"),
         (SERVER, {"iceberg jar": Jar(RUNTIME.format("4.0"))}, "iceberg", Outcome.FAIL, "for Spark 4.0 on Spark 4.1.3"),
         (SERVER, {"iceberg": "1.9.2"}, "iceberg", WARN, "1.9.2"),
@@ -137,7 +147,6 @@ def test_what_is_well_is_told_without_advice(of):
         (CATALOG, {"cache-enabled": None}, "cache", WARN, "up to 30 s late"),
         (CATALOG, {"type": "hadoop"}, "commits", Outcome.FAIL, "no atomic rename"),
         (INSTANCE, {f"{MONITORING}enabled": False}, "monitoring", WARN, "run_monitoring.enabled: true"),
-        (INSTANCE, {f"{MONITORING}max_runtime_seconds": 60}, "monitoring", WARN, "it ends live runs that are well"),
         (INSTANCE, {f"{MONITORING}free_slots_after_run_end_seconds": 0}, "monitoring", WARN, "for ever"),
         (INSTANCE, {"run_coordinator.class": "DefaultRunCoordinator"}, "queue", WARN, "QueuedRunCoordinator"),
         (INSTANCE, {"run_coordinator.config.dequeue_interval_seconds": 5}, "queue", WARN, "every 5 s"),
@@ -146,16 +155,25 @@ def test_what_is_well_is_told_without_advice(of):
             Outcome.FAIL, "holds back kafka_liveness/lane: any"),
         (INSTANCE, {"groups": Untold("name the code location")}, "limits", UNKNOWN, "name the code location"),
         (INSTANCE, {"concurrency.pools.granularity": "op"}, "pools", WARN, "set it to run"),
-        (INSTANCE, {"run_retries.enabled": True, "run_retries.max_retries": 3}, "retries", WARN, "max_retries 3"),
         (INSTANCE, {"storage": "sqlite"}, "storage", WARN, "one writer"),
         (INSTANCE, {"storage": "sqlite", "run_launcher.class": "K8sRunLauncher"}, "storage", Outcome.FAIL,
             "other machines cannot reach it"),
         (INSTANCE, {"sensors.use_threads": False}, "threads", WARN, "one after the other"),
+        (INSTANCE, {"daemon seconds": None}, "daemon", WARN, "dagster-daemon run"),
+        (INSTANCE, {"daemon seconds": 7_200.0}, "daemon", Outcome.FAIL, "2 h ago"),
+        (INSTANCE, {"daemon seconds": Untold("set DAGSTER_HOME")}, "daemon", UNKNOWN, "set DAGSTER_HOME"),
         (INSTANCE, {"retention.sensor.purge_after_days": {"skipped": 1}}, "ticks", WARN, "for ever: success"),
         (INSTANCE, {"retention.sensor.purge_after_days": -1}, "ticks", WARN, "for ever: success, skipped"),
         (LOCATION, {"executor": "multiprocess"}, "executor", WARN, "in_process_executor"),
         (LOCATION, {"sensors": (ON, OFF)}, "sensors", Outcome.FAIL, "off: clicks_group (clicks-etl)"),
         (LOCATION, {"sensors": ()}, "sensors", WARN, "no group sensor"),
+        (LOCATION, {"sensors": (replace(ON, kept_seconds=12.0),)}, "period", WARN,
+            "orders_group ticks every 12 s; its interval is 5 s"),
+        (LOCATION, {"sensors": (replace(ON, every_seconds=60.0, kept_seconds=150.0),)}, "period", WARN,
+            "every 2.5 min; its interval is 1 min"),
+        (LOCATION, {"sensors": (replace(ON, idle_seconds=600.0),)}, "period", Outcome.FAIL,
+            "orders_group ticked 10 min ago"),
+        (LOCATION, {"sensors": (replace(ON, kept_seconds=None, idle_seconds=None),)}, "period", WARN, "never ticked"),
     ],
 )  # fmt: skip
 def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
@@ -179,7 +197,8 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
         (TOPIC, {"age seconds": 0.0}, "backlog", "nothing waits"),
         (TOPIC, {"ahead seconds": None}, "clock", "no record"),
         (TOPIC, {"message.timestamp.type": "LogAppendTime"}, "clock", "the broker's clock is behind cannot be told"),
-        (SERVER, {"connector": Jar("")}, "kafka connector", "its version is not known"),
+        (LOCATION, {"sensors": (replace(ON, kept_seconds=None),)}, "period", "orders_group ticked 1 s ago"),
+        (LOCATION, {"sensors": ()}, "period", "no group sensor is on"),
         (SERVER, {"iceberg jar": None}, "iceberg", "Iceberg 1.12.0"),
         (SERVER, {"skew": Skew(-50.0, 50.0)}, "clock", "as far as a question can tell"),
         (CATALOG, {"class": "a.DeltaCatalog", "cache-enabled": None}, "cache", "sinks of your own"),
@@ -187,6 +206,8 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
         (CATALOG, {"type": None, "warehouse": None}, "commits", "its own"),
         (INSTANCE, {"groups": ("orders-etl",), "sensors.use_threads": False}, "threads", "one group"),
         (INSTANCE, {f"{RUNS}max_concurrent_runs": -1}, "limits", "-1"),
+        (INSTANCE, {f"{MONITORING}max_runtime_seconds": 3_600}, "monitoring", "before max_runtime_seconds, 3,600"),
+        (INSTANCE, {"run_retries.enabled": True, "run_retries.max_retries": 3}, "retries", "not for live runs"),
     ],
 )  # fmt: skip
 def test_another_way_to_be_well(of, changed, check, words):

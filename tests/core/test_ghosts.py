@@ -128,6 +128,14 @@ def test_a_run_that_says_no_more_is_not_silent():
     assert looks.at(done, seconds=2 * GIVEN_UP_SECONDS) == REPLACED
 
 
+def test_a_run_whose_step_in_the_lane_has_ended_is_over_with_its_process():
+    """Its other steps may take hours, and give no signs."""
+    looks, run = Looks(), replace(LIVE, beat=None, is_over=True)
+    assert looks.at(run, seconds=2 * HOUR) == WORKS
+    assert looks.at(replace(run, process=Word.GONE)) == OVER
+    assert looks.at(replace(run, process=Word.GONE)) == OVER
+
+
 def test_runs_that_hang_are_not_piled_up():
     """Each that is alive and hangs has one successor; those that are dead do not count against that."""
     hangs = replace(LIVE, process=Word.THERE)

@@ -27,6 +27,7 @@ RUN, OLDER = "0badcafe", "01dbeef0"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
 AT_WORK, DONE, FAILED = Run(RunFate.IN_PROGRESS, started=True), Run(RunFate.SUCCEEDED), Run(RunFate.FAILED)
+LATER_STEPS = Run(RunFate.IN_PROGRESS, started=True, is_over=True)
 TIMED_OUT = Run(RunFate.IN_PROGRESS, Away(FenceReason.POLL_TIMEOUT), started=True)
 DEAD = Run(RunFate.IN_PROGRESS, started=True, process=Word.GONE)
 FROZEN = AT_WORK
@@ -60,6 +61,7 @@ NEW = partition(committed=None, mark=None, log_end=50)
         pytest.param([], {RUN: FAILED}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="crashed, no other"),
         pytest.param([], {RUN: AT_WORK}, BEHIND, FINE, "a run is on its way", id="at its last lines, released"),
         pytest.param([], {OLDER: AT_WORK}, NEW, FINE, "a run is on its way", id="about to join"),
+        pytest.param([], {OLDER: LATER_STEPS}, NEW, ERROR, "nobody reads", id="only its other steps go on"),
         pytest.param(
             [], {RUN: TIMED_OUT}, OPEN_BEHIND, WARNING, f"run {RUN} left by poll timeout", id="its batch hung"
         ),

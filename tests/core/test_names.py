@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from kafka_liveness_dagster.core import names
-from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, first_line
 from kafka_liveness_dagster.core.names import shown
 
 
@@ -156,3 +156,9 @@ def test_every_value_can_be_shown():
         assert told.isprintable()
     assert shown("or ders") == "'or ders'"
     assert shown(10**5_000) == "a value of type int"
+
+
+def test_an_error_of_a_driver_is_told_in_one_line():
+    """Drivers add statements, their values and links."""
+    assert first_line(OSError("disk is full\n[SQL: INSERT INTO ...]")) == "OSError: disk is full"
+    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

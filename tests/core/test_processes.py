@@ -74,6 +74,7 @@ def test_a_run_that_never_starts(launched, server_began, limit, lost):
         Sign(RUN, 0),
         Sign(RUN, 41, TOLD),
         Sign(RUN, None, TOLD),
+        Sign(RUN, None, TOLD, is_over=True),
         Sign(RUN, 41, replace(TOLD, place=IN_A_CONTAINER)),
     ],
 )

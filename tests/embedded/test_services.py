@@ -9,11 +9,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import dagster as dg
 import psutil
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import services, state
 from kafka_liveness_dagster.embedded.errors import PortTakenError, ServiceNotStartedError
@@ -62,6 +66,71 @@ def test_a_killed_broker_comes_back_with_its_topics_and_offsets(home):
         assert group.committed([TopicPartition("orders", 3)], timeout=60)[0].offset == 70
     finally:
         group.close()
+
+
+def down():
+    """``kafka-liveness down``: what it prints."""
+    return CliRunner().invoke(main, ["down"], catch_exceptions=False).output
+
+
+def test_only_up_ends_what_down_began(home, processes_of):
+    """After ``down`` no resource, tick, run or library call starts a service; each names the command that does."""
+
+    @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders")
+    def orders(batch):
+        return batch
+
+    assert (down(), home.exists()) == ("stopped: nothing ran\n", False)
+    kafka, spark = kl.KafkaLivenessResource(), kl.SparkConnectResource()
+    before = kafka.settings()  # a folder in which nothing was ever started: the first use starts Kafka
+    assert (down(), down()) == ("stopped: kafka\n", "stopped: nothing ran\n")
+
+    says = f"The embedded services of {home} were stopped by `kafka-liveness down`"
+    for refused in (kafka.settings, spark.session, lambda: services.ensure(home=home)):
+        with pytest.raises(kl.ServicesDownError) as raised:
+            refused()
+        assert str(raised.value).startswith(says)
+        assert "Fix: run `kafka-liveness up`" in str(raised.value)
+    resources = {"kafka": kafka, "spark": spark}
+    with dg.DagsterInstance.ephemeral() as instance:
+        with dg.build_sensor_context(instance, resources=resources, cursor="kept") as context:
+            tick = orders.sensor.evaluate_tick(context)
+        assert (tick.skip_message or "").startswith(says)
+        assert (tick.run_requests, tick.cursor) == ([], "kept")
+        run = dg.materialize([orders.live], resources=resources, instance=instance, raise_on_error=False)
+        [failed] = run.get_step_failure_events()
+        assert "`kafka-liveness up`" in failed.event_specific_data.error.to_string()
+    assert (processes_of(home), services.running()) == ([], None)
+
+    assert services.ensure(which=KAFKA, even_if_down=True).bootstrap_servers == before.bootstrap_servers
+    services.stop()  # as a test or the demo does, which no person asked for
+    assert kafka.settings().bootstrap_servers == before.bootstrap_servers
+
+
+def test_nothing_runs_after_a_down_that_meets_starts(home, processes_of):
+    """Whoever has the lock first: what was started before ``down`` is ended, what comes later is refused."""
+    state.create_home(home)
+    state.write(home, {"kafka": Started(port=9)})
+    with ThreadPoolExecutor(3) as pool:
+        with services._lock(home):
+            code = ENSURE + "print(found.bootstrap_servers)"
+            starts = [pool.submit(subprocess.run, python(code), capture_output=True, text=True) for _ in range(2)]
+            stops = pool.submit(down)
+        assert stops.result().startswith("stopped: ")
+        for one in starts:
+            assert one.result().returncode == 0 or "`kafka-liveness up`" in one.result().stderr
+    assert processes_of(home) == []
+
+
+def test_down_waits_for_a_first_start(home, monkeypatch):
+    """Nothing is noted while the jars come: a `down` that took this for nothing would be followed by the services."""
+    state.create_home(home)
+    monkeypatch.setattr(services, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", "0.05")
+    with services._lock(home):
+        assert "another process has been starting or stopping" in down()
+    assert down() == "stopped: nothing ran\n"
+    assert not state.is_down(home), "nothing was ever started: the first use still starts it"
 
 
 def test_a_pid_that_belongs_to_another_program_is_never_signalled(home):

@@ -79,14 +79,17 @@ def test_the_token_is_on_no_command_line_and_in_no_log(told, shared_home):
 
 
 def test_the_doctor_finds_nothing_wrong(told):
-    """Every check passes on the embedded default, without a warning."""
+    """Every check passes on the embedded default, without a warning; of Dagster nothing is known without its home."""
     doctor = subprocess.run(
         [*CLI, "doctor"], stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "DAGSTER_HOME": ""}
     )
     *lines, counts = doctor.stdout.splitlines()
-    assert {line.split()[0] for line in lines} == {"ok"}, doctor.stdout
-    assert {line.split()[1] for line in lines} == {"machine", "kafka", "spark", "catalog"}
-    assert counts == f"{len(lines)} ok, 0 warn, 0 fail, 0 unknown"
+    well = [line for line in lines if line.startswith("ok")]
+    assert {line.split()[1] for line in well} == {"machine", "kafka", "spark", "catalog"}
+    assert counts == f"{len(well)} ok, 0 warn, 0 fail, 2 unknown", doctor.stdout
+    unknown = [line.split()[1] for line in lines if line.startswith("?")]
+    assert unknown == ["dagster", "location"], "what was not named was not looked at"
+    assert "set DAGSTER_HOME" in doctor.stdout
     assert "session timeouts of 1,000 to 1,800,000 ms" in doctor.stdout
     assert doctor.returncode == 0
 
@@ -103,11 +106,13 @@ def test_the_doctor_waits_for_no_silent_spark(monkeypatch):
 
 
 def test_down_leaves_no_process(told, shared_home, processes_of):
-    """After ``down`` neither service nor a child of one is left, and a second ``down`` finds nothing."""
+    """After ``down`` neither service nor a child of one is left, a second one finds nothing, and ``up`` starts both."""
     assert len(processes_of(shared_home)) == 2
     assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: spark, kafka\n"
     assert processes_of(shared_home) == []
     assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: nothing ran\n"
+    again = subprocess.run([*CLI, "up", "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    assert json.loads(again.stdout) == told
 
 
 def test_the_users_settings_come_last(tmp_path, monkeypatch):

@@ -180,7 +180,7 @@ def backfill_by_clicking(page, url, keys, crashed):
     picture(page, "missing")
     page.get_by_role("button", name="Materialize…").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name="Missing", exact=True).click()
+    dialog.get_by_role("button", name="Failed and missing", exact=True).click()
     expect(dialog.get_by_text(f"{missing} partition")).to_be_visible()
     picture(page, "launch")
     dialog.get_by_role("button", name="Launch backfill").click()
@@ -219,6 +219,9 @@ def test_from_nothing_to_rows_through_a_crash(terminal, tmp_path):
     with browser(tmp_path) as page:
         backfill_by_clicking(page, url, keys, first)
     assert dagster.crash_lag() == keys
+    doctor = terminal.types('DAGSTER_HOME="$PWD/.dagster" kafka-liveness doctor --group orders-etl -f orders.py')
+    assert re.search(r"dagster daemon +the sensor daemon was alive \S+ s ago", doctor), doctor
+    assert re.search(r"location period +orders_group ticks every \S+ s; its interval is 5 s", doctor), doctor
 
     produced = terminal.ends_the_feed()
     done = f"every committed offset of 4 partitions is in the table once, {produced:,} in all\n"

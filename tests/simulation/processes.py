@@ -182,13 +182,12 @@ class LiveRun(RunWorker):
             witness=ledger,
             renew_seconds=5.0,
         )
-        run = SimpleNamespace(run_id=RUN_ID)
-        context: Any = SimpleNamespace(log=LOG, instance=None, run=run)
+        storage: Any = SimpleNamespace(log=LOG, tag=lambda _tags: None, is_behind=False)
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
             commit_every = self.world.scenario.commit_every
             told: Any = SimpleNamespace(add=Tally().add, tell_if_due=lambda **_: None, due_in_seconds=math.inf)
-            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, context), told)
+            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, storage), told)
             pipeline.run(consumer, next_batch, LOG, self._quarantined, told)
             oracle.check_idle(self.world, self)
             consumer.leave()

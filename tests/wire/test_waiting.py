@@ -48,10 +48,9 @@ class Consumer:
 def run(monkeypatch):
     """A run that may wait: its consumer, the time, and its tags."""
     run = SimpleNamespace(consumer=Consumer(), now=0.0, tags=[])
-    context = SimpleNamespace(log=Mock(), instance=None, run=SimpleNamespace(run_id="0badcafe"))
+    storage = SimpleNamespace(log=Mock(), tag=lambda tags: run.tags.extend(tags.values()), is_behind=False)
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: run.now))
-    monkeypatch.setattr(waiting, "tell", lambda _instance, _run_id, tags: run.tags.extend(tags.values()))
-    run.goes_on = Waiting(run.consumer, context).goes_on
+    run.goes_on = Waiting(run.consumer, storage).goes_on
     return run
 
 

@@ -133,7 +133,9 @@ def replay(world, home, *arguments):
     """``kafka-liveness replay``: its exit code, what it said, and the partitions that Dagster has then."""
     home.mkdir(exist_ok=True)
     with dg.DagsterInstance.from_config(str(home)) as instance:
-        instance.report_runless_asset_event(dg.AssetMaterialization(world.name, metadata={"group": world.group}))
+        for key in world.instance.all_asset_keys():
+            for record in world.instance.fetch_materializations(key, limit=10).records:
+                instance.report_runless_asset_event(record.asset_materialization)
     typed = ["replay", world.group, "--bootstrap-servers", world.servers, *arguments]
     told = CliRunner().invoke(main, typed, env={"DAGSTER_HOME": str(home)})
     with dg.DagsterInstance.from_config(str(home)) as instance:
@@ -161,7 +163,7 @@ def test_a_window_of_time_is_processed_again(timed, tmp_path):
         pytest.param(["--from", "2026-11-22T11:00Z", "--to", "2026-11-22T10:00Z"], "is not after", id="backwards"),
         pytest.param(["--from", "2026-11-22T09:00Z", "--topic", "none"], "topic 'none' does not exist", id="no topic"),
         pytest.param(
-            ["--from", "2026-11-22T10:00Z", "--asset", "x_crash_lag"], "no event of x_crash_lag", id="no asset"
+            ["--from", "2026-11-22T10:00Z", "--asset", "x_crash_lag"], "no crash lag asset x_crash_lag", id="no asset"
         ),
     ],
 )
@@ -170,6 +172,30 @@ def test_what_cannot_be_replayed_adds_nothing(timed, tmp_path, arguments, says):
     code, said, keys = replay(timed, tmp_path / "home", *arguments)
     assert (code, keys) == (1, [])
     assert says in " ".join(said.split())
+
+
+def test_only_a_crash_lag_asset_of_the_group_gets_partitions(timed, tmp_path):
+    """No complete hours, and not the asset of another group: the refusal has the names that exist."""
+    timed.settings |= {"complete_every": "1h", "completeness": kl.Completeness(start="2026-11-22")}
+    asset, defs = timed.definitions()
+    job = dg.define_asset_job("by_hand", selection=[asset.windows])
+    job = dg.Definitions.merge(defs, dg.Definitions(jobs=[job])).resolve_job_def("by_hand")
+    assert job.execute_in_process(instance=timed.instance, partition_key="2026-11-22-10:00").success
+    clicks = {"group": "clicks-etl", "processed": "clicks:0:0-70"}
+    timed.instance.report_runless_asset_event(dg.AssetMaterialization("clicks", metadata=clicks))
+
+    home, window = tmp_path / "home", ["--from", "2026-11-22T10:00Z"]
+    ours = f"{timed.name}_crash_lag"
+    for wrong in (f"{timed.name}_by_hour_crash_lag", f"{timed.name}_by_hour", timed.name, "clicks_crash_lag"):
+        code, said, keys = replay(timed, home, *window, "--asset", wrong)
+        assert (code, keys) == (1, []), said
+        assert f"has no crash lag asset {wrong} of group {timed.group}. It has: {ours}" in " ".join(said.split())
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            assert instance.get_dynamic_partitions(wrong) == []
+    for named in ([], ["--asset", ours]):
+        code, said, keys = replay(timed, home, *window, *named)
+        assert (code, len(keys) > 0) == (0, True), said
+        assert f"added to {ours}" in said
 
 
 def test_a_window_that_may_have_begun_before_the_log(timed, tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import dagster as dg
 import pytest
 from click.testing import CliRunner
@@ -68,7 +71,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     error = world.catch_up((0, 1))
     assert isinstance(error, BadRecordError)
     assert f"offset 0 of {world.topic}:0" in str(error)
-    assert "stay missing" in str(error)
+    assert "They stay failed until the offsets are done" in str(error)
     assert (world.green(), world.letters(), world.owes()[0]) == ([], BAD, (0, 1))
 
     world.value = MENDED
@@ -175,7 +178,7 @@ def test_a_run_may_die_at_any_step(make, tmp_path, nth):
 
 
 def test_the_catch_up_lane_does_what_it_can(make):
-    """Of one large partition all but the bad ones is done, and it stays missing until they are."""
+    """Of one large partition all but the bad ones is done, and it stays failed until they are."""
     world = make(enable_parallel_rebalance=True, batching={**DEAD_LETTERS, "max_dead_letters": 2})
     world.value = MENDED
     world.produce("0 1")
@@ -212,6 +215,52 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
     world.value = MENDED
     assert world.catch_up((1, 2)) is None
     assert (world.there(), world.letters()) == ([0, 2], [1])
+
+
+def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypatch):
+    """Of a replay and of a green partition: the former rows stay, and the printed command closes the partition."""
+    world = make()
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    asset = dg.AssetKey(f"{world.name}_crash_lag")
+    partitions = dg.DynamicPartitionsDefinition(name=asset.to_python_identifier())
+
+    def values():
+        return {row["offset"]: row["value"] for row in world._rows(world.table)}
+
+    def command(*words):
+        return CliRunner().invoke(main, [*words, "--bootstrap-servers", world.servers])
+
+    def follow_the_remedy(error, key, says):
+        """The command between backticks, as a person copies it: the partition is closed, and nothing else changes."""
+        assert isinstance(error, BadRecordError)
+        assert says in str(error)
+        assert "Failed and missing" in str(error)
+        before = values(), world.at(), world.second_log(), world.letters()
+        assert world.instance.get_status_by_partition(asset, [key], partitions)[key].value == "FAILED"
+        [typed] = re.findall(r"`kafka-liveness (forgive [^`]+)`", str(error))
+        told = command(*shlex.split(typed), "--yes")
+        assert told.exit_code == 0, told.output
+        assert f"closed {key}" in told.output
+        assert world.instance.get_status_by_partition(asset, [key], partitions)[key].value == "MATERIALIZED"
+        assert (values(), world.at(), world.second_log(), world.letters()) == before
+        assert command(*shlex.split(typed), "--yes").exit_code == 1, "there is nothing left to close"
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as world.instance:
+        world.produce("0 1 x 3")
+        assert world.live() is None
+        world.value = MENDED
+        assert world.catch_up((2, 3)) is None
+        assert values() == {0: 0, 1: 1, 2: -1, 3: 3}
+        world.value = f"if(value = binary('1'), raise_error('no'), 100 + {BROKEN})"
+        key = f"{world.topic}:0:2-3"
+        follow_the_remedy(world.catch_up((2, 3)), key, f"The former rows of {key} are still in the table")
+
+        told = command("replay", world.group, "--from", "2020-01-01")
+        key = told.output.split()[-1]
+        error = world.catch_up((0, 4), again="@" + key.partition("@")[2])
+        assert values() == {0: 100, 1: 1, 2: -1, 3: 103}
+        follow_the_remedy(error, key, f"The former rows of {world.topic}:0:1-3 are still in the table")
+        assert (world.owes(), world.check().passed) == ([], True)
 
 
 def test_a_table_of_somebody_elses_is_not_taken_for_one_of_dead_letters(make):

@@ -111,6 +111,16 @@ def test_another_asset_reads_the_snapshot_that_is_named(run, example, table):
     assert done.success
 
 
+def test_an_asset_of_the_same_job_reads_the_rows_of_the_run(example, like, topic, table):
+    """It runs although the run had reported all rows before its end."""
+    shown = example("orders_and_report")
+    shown.orders = like(shown.orders, topics=[topic], group_id=f"etl-{topic}", idle_seconds=0.5, table=table)
+    others = dg.Definitions(assets=[shown.report], jobs=[shown.orders_and_report], resources=shown.defs.resources)
+    defs = dg.Definitions.merge(shown.orders.definitions, others)
+    done = defs.resolve_job_def("orders_and_report").execute_in_process()
+    assert done.asset_materializations_for_node("report")[0].metadata["orders"].value == len(WORDS)
+
+
 def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, services, make_topic):  # noqa: PLR0917
     """The sensor tells the hour, and what is downstream counts its records: also an hour of before it was there."""
     shown, topic = example("hourly"), make_topic()

@@ -111,6 +111,21 @@ def test_a_live_run_that_was_killed_with_its_dagster(crashed, instance, worker, 
     assert desk.why(run) == f"{why}reported by sensor orders_group of group {crashed.group}"
 
 
+def test_a_run_whose_other_steps_go_on_is_no_live_run_and_no_ghost(crashed, instance, worker, clock):
+    """Its live step has left the group, and the steps that depend on it take an hour; until its process is gone."""
+    desk = Ghostly(crashed, instance, watch=kl.Watch(fail_ghost_runs=True))
+    process = host.process(worker.pid)
+    run = desk.works("live", process)
+    instance.add_run_tags(run, {PROCESS_TAG: Sign(run_mark(run), None, process, is_over=True).encode()})
+    assert desk.wanted() == [(LIVE, None)], "there is lag, and no live run"
+    successor = desk.works("live", process, **{AWAY_TAG: "7200"})
+    assert desk.looks(clock, 3_600, every=300, alive=[(successor, process)]) == []
+    assert desk.status(run) is STARTED
+    killed(worker)
+    desk.looks(clock, 10, every=5)
+    assert desk.status(run) is FAILURE
+
+
 def test_it_is_failed_at_whichever_look_dagster_takes_it(crashed, instance, worker, clock, capfd):
     """Its storage was away: the successor is asked for all the same, and the end is told later, once."""
     desk = Ghostly(crashed, instance)

@@ -16,6 +16,7 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._serdes import serialize_value
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.failpoints import Failpoint
 from tests.waiting import wait_for
 from tests.world.live_runs import SIZE, LiveRuns
 
@@ -112,6 +113,28 @@ def test_a_run_that_writes_nothing_materializes_nothing(found, spark):
         sum(one.metadata["rows_written"].value for one in first.asset_materializations_for_node("orders")) == 3 * SIZE
     )
     assert again.asset_materializations_for_node("orders") == []
+
+
+def test_a_run_that_only_recovers_rows_materializes_the_asset(found, produce, spark, rows, monkeypatch):
+    """The run that wrote them ended before it could report them, and downstream has not seen them."""
+    found.settings["enable_parallel_rebalance"] = True
+    found.open_gate(spark)
+
+    def ends_here(step):
+        if step is Failpoint.AFTER_TABLE_COMMIT and len(rows(found.table)) == 3 * SIZE:
+            raise RuntimeError("ended here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kafka_liveness_dagster.spark.iceberg.failpoint", ends_here)
+        ended, _ = found.run(found.rows_of)
+    assert not ended.success
+    assert (found.committed(), len(rows(found.table))) == (2 * SIZE, 3 * SIZE)
+    produce(found.kafka.bootstrap_servers, found.topic, 0, ["skipped as crash lag"])
+    after, _ = found.run(found.rows_of)
+    assert after.success
+    [last] = after.asset_materializations_for_node("orders")
+    assert last.metadata["recovered"].value.records[0].data["size"] == SIZE
+    assert (last.metadata["rows_written"].value, last.metadata["dagster/row_count"].value) == (0, 3 * SIZE)
 
 
 def test_a_batch_of_many_partitions_weighs_no_more_in_the_event_log(services, make_topic, produce):

@@ -377,15 +377,36 @@ def test_nothing_is_forgiven_unaudited(owing, run, instance, monkeypatch):
 def test_forgive_does_not_guess_the_asset(owing, run, instance):
     """With Dagster there, an asset that it does not know, or cannot tell, is an error with those it has."""
     asked = ["forgive", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes"]
-    assert "Dagster knows 0 crash lag assets of group" in run(*asked).stderr
+    assert "Dagster has 0 crash lag assets of group" in run(*asked).stderr
     crash_lag_asset(owing, instance)
     crash_lag_asset(owing, instance, "again")
     before = logs(owing)
-    assert "Dagster knows 2 crash lag assets of group" in run(*asked).stderr
+    assert "Dagster has 2 crash lag assets of group" in run(*asked).stderr
     mistyped = run(*asked, "--asset", "order_crash_lag")
-    assert "called order_crash_lag" in mistyped.stderr
-    assert "it has: again_crash_lag, orders_crash_lag" in mistyped.stderr
+    assert "Dagster has no crash lag asset order_crash_lag" in mistyped.stderr
+    assert "It has: again_crash_lag, orders_crash_lag" in mistyped.stderr
     assert logs(owing) == before
+
+
+def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypatch):
+    """A partition that Dagster has, of which nothing is owed; else the log, the events and the partition stay."""
+    key = crash_lag_asset(owing, instance)
+    replay = f"{owing.tp}:60-120@replay-20261122T100000Z"
+    asked = ["forgive", owing.group, replay, "--reason", "why", "--yes"]
+    assert f"orders_crash_lag has no partition {replay}" in run(*asked).stderr
+    instance.add_dynamic_partitions("orders_crash_lag", [replay])
+    before = logs(owing)
+    assert f"{replay} cannot be closed: {owing.tp}:70-120 of it is owed" in run(*asked).stderr
+    with monkeypatch.context() as patch:
+        patch.delenv("DAGSTER_HOME")
+        assert "set DAGSTER_HOME" in run(*asked).stderr
+        patch.setenv("DAGSTER_HOME", "/no/such/folder")
+        assert "Dagster cannot open the instance of DAGSTER_HOME=/no/such/folder" in run(*asked).stderr
+    assert (logs(owing), instance.get_materialized_partitions(key)) == (before, set())
+    told = run(*asked[:2], f"{owing.tp}:70-120", *asked[2:])
+    assert f"50 offsets forgiven; closed {replay}" in told.output
+    assert instance.get_materialized_partitions(key) == {replay}
+    assert f"Partition {replay} of orders_crash_lag cannot be closed: it is materialized" in run(*asked).stderr
 
 
 def test_an_asset_needs_dagster(owing, run):

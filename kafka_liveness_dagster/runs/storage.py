@@ -1,0 +1,293 @@
+"""Calls into Dagster's storage (runs, tags, event log), which may be full, read-only, locked or unavailable.
+
+A call that only informs is retried concurrently with the run. A call that the run depends on is retried for a while,
+and then ends the run with one named error. This module must not decide anything about offsets or rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from traceback import walk_tb
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+NEEDED_SECONDS = 120.0
+"""How long a run waits for an answer that it depends on."""
+SETTLE_SECONDS = 600.0
+"""How long a run waits at its end for a storage that fails: somebody has to free space first."""
+_PATIENCE_SECONDS = 2.0  # of a caller: SQLite waits up to 30 s for a lock, a connection longer
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 8.0
+_MOST_LINES = 1_000  # of the log, in memory
+_FIX = (
+    "Fix: free space for Dagster's storage, make it writable, or start its database (DAGSTER_HOME and `storage` of "
+    "dagster.yaml show where it is)"
+)
+_STORAGES = ("dagster._core.storage", "dagster_postgres", "dagster_mysql", "dagster_cloud", "dagster_cloud_cli")
+_tagging = threading.Lock()  # Dagster reads all tags and writes them back: one of two threads would lose its tags
+_log = logging.getLogger("kafka_liveness_dagster")
+_T = TypeVar("_T")
+
+
+class DagsterStorageError(KafkaLivenessError):
+    """Dagster's storage is full, read-only, locked or unavailable: rows and offsets are as the text says."""
+
+
+def add_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
+    """Add tags to a run at once.
+
+    Raises:
+        Exception: the storage failed.
+    """
+    with _tagging:
+        instance.add_run_tags(run_id, dict(tags))
+
+
+def needed(ask: Callable[[], _T], doing: str, state: str, seconds: float | None = None) -> _T:
+    """Return the result of a call that the run depends on; retry while Dagster's storage fails.
+
+    Args:
+        ask: the call.
+        doing: what the call is for, as a noun phrase for the error.
+        state: of rows and offsets at this moment, as a clause for the error.
+        seconds: how long to retry; ``NEEDED_SECONDS`` unless set.
+
+    Raises:
+        DagsterStorageError: the storage failed all the time.
+    """
+    began, limit, is_first = time.monotonic(), NEEDED_SECONDS if seconds is None else seconds, True
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            if not _is_of_storage(error):
+                raise
+            waited = time.monotonic() - began
+            if waited >= limit:
+                raise DagsterStorageError(
+                    f"Dagster's storage failed for {waited:.0f} s, at {doing} ({first_line(error)}). "
+                    f"Rows and offsets are safe: {state}. {_FIX}; then start the run again, or let the sensor start it"
+                ) from None
+            if is_first:
+                _say("Dagster's storage failed at %s; retrying for %.0f s: %s", doing, limit - waited, error)
+            is_first = False
+        time.sleep(_PAUSE_SECONDS)
+
+
+@contextmanager
+def storage_errors(state: str) -> Iterator[None]:
+    """Raise what Dagster's storage raises in this block as one named error.
+
+    Args:
+        state: what the block has done and not done then, as a clause.
+
+    Raises:
+        DagsterStorageError: the storage failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_storage(error):
+            raise
+        raise DagsterStorageError(
+            f"Dagster's storage failed ({first_line(error)}). Rows and offsets are safe: {state}. {_FIX}"
+        ) from None
+
+
+class _Call(NamedTuple):
+    """A call that waits for the storage; ``what`` it stores, empty for a line of the log."""
+
+    store: Callable[[], None]
+    what: str
+    done: Future[None]
+    at: float
+
+
+class RunStorage:
+    """What one step of a run stores in Dagster while it is at work: in order, and late where the storage fails.
+
+    With a healthy storage each call returns when it is stored. When the storage fails, or takes too long, the call
+    returns at once, and a thread stores this call and all later ones when it can. A retried write may be stored twice.
+
+    Args:
+        context: of the op or asset.
+
+    Attributes:
+        log: the run's log.
+    """
+
+    def __init__(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None:
+        self._context = context
+        self.log: logging.Logger = _Log(context.log, self)
+        self._waiting = deque[_Call]()
+        self._changed = threading.Condition()
+        self._failed_at: float | None = None
+        self._error, self._dropped = "", 0
+
+    def tag(self, tags: Mapping[str, str]) -> Future[None]:
+        """Add tags to the run."""
+        instance, run_id = self._context.instance, self._context.run.run_id
+        return self._put(lambda: add_tags(instance, run_id, tags), "tags")
+
+    def event(self, event: dg.AssetMaterialization | dg.AssetObservation, what: str) -> Future[None]:
+        """Store an event; ``what`` names it in an error. The future is done when Dagster has it."""
+        return self._put(lambda: self._context.log_event(event), what)
+
+    def line(self, record: logging.LogRecord) -> None:
+        """Store a line of the run's log."""
+        record.msg, record.args = record.getMessage(), ()
+        # a copy for each attempt: Dagster marks a record, and ignores a marked one
+        self._put(lambda: self._context.log.handle(copy.copy(record)), "")
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the storage fails, or calls wait for it."""
+        return bool(self._waiting)
+
+    def settle(self, outcome: str, seconds: float | None = None) -> None:
+        """Wait until Dagster has all of it, at the end of the run's work.
+
+        Args:
+            outcome: what of the run is in the table and committed, as a clause for the error.
+            seconds: how long to wait; ``SETTLE_SECONDS`` unless set.
+
+        Raises:
+            DagsterStorageError: the storage failed all the time.
+        """
+        limit = SETTLE_SECONDS if seconds is None else seconds
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._waiting, limit):
+                raise DagsterStorageError(
+                    f"Dagster's storage failed at the end of the run, which waited {limit:.0f} s for it "
+                    f"({self._error or 'no response'}). Rows and offsets are safe: {outcome}. "
+                    f"Not stored: {self._not_stored()}. {_FIX}"
+                )
+
+    def _put(self, store: Callable[[], None], what: str) -> Future[None]:
+        one = _Call(store, what, Future(), time.monotonic())
+        with self._changed:
+            was_behind = bool(self._waiting)
+            if was_behind and not what and len(self._waiting) >= _MOST_LINES:
+                self._dropped += 1
+                return one.done
+            self._waiting.append(one)
+            if was_behind:
+                return one.done
+            threading.Thread(target=self._work, name="kafka-liveness-storage", daemon=True).start()
+            self._changed.wait_for(lambda: one.done.done() or self._failed_at is not None, _PATIENCE_SECONDS)
+        if one.done.done():
+            one.done.result()  # an error that is none of the storage's is the caller's
+        return one.done
+
+    def _work(self) -> None:
+        pause = _PAUSE_SECONDS
+        while True:
+            one, error = self._waiting[0], None
+            try:
+                one.store()
+            except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
+                error = raised
+            if isinstance(error, Exception) and _is_of_storage(error):
+                self._failed(one, error)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            elif self._finish(one, error):
+                return
+            else:
+                pause = _PAUSE_SECONDS
+
+    def _failed(self, one: _Call, error: Exception) -> None:
+        with self._changed:
+            is_first, self._error = self._failed_at is None, first_line(error)
+            self._failed_at = self._failed_at or one.at
+            self._changed.notify_all()
+        if is_first:
+            _say(
+                "Dagster's storage failed (%s). The run goes on: batches are written and committed, and its log lines, "
+                "tags and materializations are stored later. %s",
+                self._error,
+                _FIX,
+            )
+
+    def _finish(self, one: _Call, error: BaseException | None) -> bool:
+        """Take a call off the queue; return whether it was the last one."""
+        with self._changed:
+            self._waiting.popleft()
+            failed_at, is_last = self._failed_at, not self._waiting
+            dropped, self._dropped = (self._dropped, 0) if is_last else (0, self._dropped)
+            if is_last:
+                self._failed_at = None
+            if error is None:
+                one.done.set_result(None)
+            else:
+                one.done.set_exception(error)
+            self._changed.notify_all()
+        if is_last and failed_at is not None:
+            lost = f"; {dropped:,} log lines were dropped" if dropped else ""
+            self.log.warning("Dagster's storage responds again after %.0f s%s", time.monotonic() - failed_at, lost)
+        return is_last
+
+    def _not_stored(self) -> str:
+        """Name what waits: events and tags by their names, lines by their number."""
+        named = list(dict.fromkeys(one.what for one in self._waiting if one.what))
+        lines = self._dropped + sum(not one.what for one in self._waiting)
+        return ", ".join([*named, *([f"{lines:,} log line{'s' if lines > 1 else ''}"] if lines else [])])
+
+
+class _Log(logging.Logger):
+    """A run's log whose lines a failing storage does not raise."""
+
+    def __init__(self, log: logging.Logger, storage: RunStorage) -> None:
+        super().__init__(log.name, log.level)
+        self._storage = storage
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Store a record."""
+        self._storage.line(record)
+
+
+_of_steps: WeakValueDictionary[tuple[str, str], RunStorage] = WeakValueDictionary()
+
+
+def storage_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> RunStorage:
+    """Return the storage of a step, the same one for each caller."""
+    op = context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
+    key = op.run_id, str(op.op_handle)
+    found = _of_steps.get(key)
+    if found is None:
+        found = _of_steps[key] = RunStorage(context)
+    return found
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Return whether Dagster's storage raised an error: drivers have many classes, so its traceback decides.
+
+    An error may follow one of the storage: Dagster prints that, and a full disk does not take the captured output.
+    """
+    if isinstance(error, (KafkaLivenessError, dg.DagsterError)):
+        return False
+    found: BaseException | None = error
+    while found is not None:
+        frames = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(found.__traceback__))
+        if any(name == one or name.startswith(f"{one}.") for name in frames for one in _STORAGES):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _say(text: str, *values: object) -> None:
+    """Write to the process's log, of which Dagster may make lines of the run's log that its storage does not take."""
+    with suppress(Exception):
+        _log.warning(text, *(first_line(one) if isinstance(one, Exception) else one for one in values))

@@ -1,0 +1,106 @@
+"""Dagster's storage fails while real batches go from a real broker into a real table: nothing is lost, or twice."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import dagster as dg
+import pytest
+from sqlalchemy.exc import OperationalError
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.runs import storage
+from tests.broken_storage import AWAY, broken
+from tests.waiting import wait_for
+from tests.world.forgetful import Forgetful, kept
+
+
+@pytest.fixture
+def world(services, produce, rows, warm_spark, monkeypatch):
+    """A group whose runs Dagster keeps in files."""
+    monkeypatch.setattr(storage, "_PAUSE_SECONDS", 0.1)
+    with dg.instance_for_test() as instance:
+        found = Forgetful(services, produce, rows, warm_spark)
+        found.instance = instance
+        yield found
+
+
+def breaks_at(world, stack, offset):
+    """What breaks the storage in the batch that has this offset; the stack mends it."""
+
+    def between(batch):
+        if batch.selectExpr("max(offset)").first()[0] >= offset and not stack.is_broken:
+            stack.is_broken = True
+            stack.enter_context(broken(world.instance, AWAY))
+
+    stack.is_broken = False
+    return between
+
+
+def mended_when(find, stack):
+    """Mend the storage when this is true."""
+    wait_for(find, pause=0.5)
+    stack.close()
+
+
+def test_a_live_run_outlives_a_storage_that_fails(world):
+    """It reads on, commits, and leaves in good order; what Dagster had to hear it hears when the storage is back."""
+    world.grow_to(100)
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        mend = pool.submit(mended_when, lambda: world.committed() == 130, stack)
+        grown = []
+
+        def between(batch):
+            breaks(batch)
+            if stack.is_broken and not grown and batch.selectExpr("max(offset)").first()[0] >= 99:
+                grown.append(world.grow_to(130))  # comes while nothing else is left to do but to wait for the storage
+
+        breaks = breaks_at(world, stack, 30)
+        assert world.live(between, max_poll_records=30, materialize_every=0.5) is None
+        mend.result()
+    records = world.instance.fetch_materializations(dg.AssetKey(world.name), limit=100).records
+    told = [record.asset_materialization.metadata for record in records]
+    assert sum(one["offsets"].value for one in told) == 130
+    assert len(told) < sum(one["batches"].value for one in told), "one tells of several batches"
+    assert world.offsets() == kept(0, 130)
+    [run] = world.instance.get_runs()
+    assert (run.status, run.tags["kafka_liveness/left"]) == (dg.DagsterRunStatus.SUCCESS, "closed")
+
+
+def test_a_catch_up_run_waits_at_its_end_for_a_storage_that_fails(world):
+    """Its partition is materialized when the storage is back, by the same run."""
+    world.owe_70_to_120()
+    before = world.second_log()
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        mend = pool.submit(mended_when, lambda: world.second_log() != before, stack)
+        assert world.catch_up((70, 120), between=breaks_at(world, stack, 70)) is None
+        mend.result()
+    assert (world.green(), world.offsets()) == ([(70, 120)], kept(0, 120))
+
+
+def test_a_run_whose_end_nobody_could_store_is_finished_by_the_next(world, monkeypatch):
+    """Its error says that all is done; Dagster cannot store its failure. The next run reads nothing again."""
+    monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.5)
+    world.owe_70_to_120()
+    with ExitStack() as stack, pytest.raises(OperationalError) as raised:
+        world.catch_up((70, 120), between=breaks_at(world, stack, 70))
+    errors = [raised.value]
+    while errors[-1].__context__ is not None:
+        errors.append(errors[-1].__context__)
+    [of_run] = [one for one in errors if isinstance(one, kl.DagsterStorageError)]
+    assert "each batch that this run committed is in the table once" in str(of_run)
+    assert (world.green(), world.offsets()) == ([], kept(0, 120))
+    assert world.catch_up((70, 120), between=lambda _batch: pytest.fail("read again")) is None
+    assert (world.green(), world.offsets()) == ([(70, 120)], kept(0, 120))
+
+
+def test_a_tick_of_the_sensor_fails_with_one_error_and_the_next_goes_on(world):
+    """Nothing was requested by it."""
+    world.crash_at_70()
+    world.grow_to(120)
+    with broken(world.instance, AWAY), pytest.raises(kl.DagsterStorageError) as raised:
+        world.tick()
+    assert "This tick started no run and added no partition" in str(raised.value)
+    assert raised.value.__suppress_context__
+    assert [one.job_name for one in world.tick().run_requests] == [f"{world.name}_job"]
