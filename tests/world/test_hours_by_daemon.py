@@ -20,6 +20,7 @@ from tests.waiting import wait_for
 from tests.world.forgetful import launch_backfill_of_all
 
 HOUR, MINUTE = 3600, 60
+AT_ONCE = "run_coordinator: {module: dagster.core.run_coordinator, class: DefaultRunCoordinator}\n"
 BY_HOUR, AN_HOUR = dg.AssetKey("orders_by_hour"), dg.AssetKey("orders_an_hour")
 
 
@@ -36,6 +37,7 @@ class Hours:
             '"lake.shop.orders"': f'"{table}"',
             '"2026-11-01"': f'"{self.key(0)}"',
             "enable_parallel_rebalance=True": "idle_seconds=0.5",
+            "sensors=[automation],": "sensors=[automation], executor=dg.in_process_executor,",  # fewer processes
         }
         code = EXAMPLES["hourly"]
         for old, new in names.items():
@@ -71,7 +73,7 @@ def hours(services, make_topic, table, tmp_path):
 def test_each_complete_hour_starts_one_run_and_materialize_all_repeats_none(hours, tmp_path):
     """Nobody clicks anything until *Materialize all*; hours before the first record start nothing."""
     hours.produce(70, 80, 121)
-    with Daemon(tmp_path / "home", "hours", hours.env) as daemon:
+    with Daemon(tmp_path / "home", "hours", hours.env, settings=AT_ONCE) as daemon:
         instance = daemon.instance
 
         def counted():
