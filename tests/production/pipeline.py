@@ -7,15 +7,16 @@ import re
 import dagster as dg
 import psutil
 from confluent_kafka import Producer
+from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
-from dagster._core.execution.backfill import BulkActionStatus
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.config import KafkaSettings
 from tests.waiting import wait_for
 
+_ENDED = BULK_ACTION_TERMINAL_STATUSES
 _REPOSITORY = "__repository__"
 _TERMINATE = """mutation ($run: String!) { terminateRun(runId: $run) {
   __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
@@ -28,8 +29,8 @@ _BACKFILL = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfi
 _CANCEL = """mutation ($id: String!) { cancelPartitionBackfill(backfillId: $id) {
   __typename ... on PythonError { message } } }"""
 _SCHEDULE = """mutation ($schedule: ScheduleSelector!) { startSchedule(scheduleSelector: $schedule) {
-  __typename ... on PythonError { message } } }"""
-_SENSOR = """mutation ($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
+  __typename ... on ScheduleStateResult { scheduleState { id } } ... on PythonError { message } } }"""
+_STOP_SCHEDULE = """mutation ($id: String!) { stopRunningSchedule(id: $id) {
   __typename ... on PythonError { message } } }"""
 
 
@@ -67,7 +68,9 @@ class Pipeline:
     def rows(self):
         """Return a row's partition, offset and version, sorted; read without Spark."""
         services = self.production.services
-        catalog = SqlCatalog(services.catalog_name, uri=f"{services.catalog_uri}?timeout=60", warehouse=services.warehouse)
+        catalog = SqlCatalog(
+            services.catalog_name, uri=f"{services.catalog_uri}?timeout=60", warehouse=services.warehouse
+        )
         try:
             table = catalog.load_table(self.asset["table"].partition(".")[2])
         except NoSuchTableError:
@@ -84,13 +87,22 @@ class Pipeline:
         """Wait until each record is in the table once."""
         wait_for(self.is_exact, patience=300.0, what="each record is in the table once", details=self.shown)
 
-    def is_at_work(self):
-        """Wait until a live run has committed a batch of those that are produced now, and many batches are left."""
+    def is_at_work(self, count=100):
+        """Produce; wait until a live run has committed the first of several batches, and return the run."""
         before = self.committed()
-        self.produce(200)
+        self.produce(count)
         wait_for(lambda: self.committed() > before, what="the live lane commits", details=self.shown)
         [run] = self.runs(dg.DagsterRunStatus.STARTED)
         return run
+
+    def crashes(self):
+        """Kill a live run in the middle of its batches; return the crash lag partitions that the sensor adds."""
+        known, dead = set(self.missing()), self.is_at_work()
+        self.worker(dead.run_id).kill()
+        wanted = len(self.log_ends)
+        wait_for(lambda: len(set(self.missing()) - known) >= wanted, what="crash lag", details=self.shown)
+        assert self.ends(dead.run_id) is dg.DagsterRunStatus.FAILURE
+        return [key for key in self.missing() if key not in known]
 
     def cluster(self):
         """Return a client that reads the group."""
@@ -115,6 +127,12 @@ class Pipeline:
         """Return the lines of a run's log."""
         return [entry.user_message or entry.message for entry in self.instance.all_logs(run_id)]
 
+    def observed(self):
+        """Return what the sensor observed of the topic, one text."""
+        topic = dg.AssetKey(["kafka", f"{self.topic}_topic"])
+        found = self.instance.fetch_observations(dg.AssetRecordsFilter(asset_key=topic), limit=200).records
+        return "\n".join(one.event_log_entry.asset_observation.description or "" for one in found)
+
     def worker(self, run_id):
         """Return the process that works for a run."""
         told = "\n".join(self.said(run_id))
@@ -123,7 +141,7 @@ class Pipeline:
     def shown(self):
         """Return what a failure needs: the rows, the runs and the services' logs."""
         runs = [(run.run_id[:8], run.job_name, run.status.value) for run in self.instance.get_runs(limit=12)]
-        rows = {partition: 0 for partition in self.log_ends}
+        rows = dict.fromkeys(self.log_ends, 0)
         for partition, _, _ in self.rows():
             rows[partition] += 1
         return f"produced {self.log_ends}, rows {rows}, runs {runs}\n{self.production.said()}"
@@ -145,8 +163,8 @@ class Pipeline:
         return self._asked(_AGAIN, "launchRunReexecution", params=params)["run"]["runId"]
 
     def terminate(self, run_id):
-        """Press *Terminate*."""
-        assert self._asked(_TERMINATE, "terminateRun", run=run_id)["__typename"] == "TerminateRunSuccess"
+        """Press *Terminate*; return what the UI shows."""
+        return self.production.ask(_TERMINATE, run=run_id)["terminateRun"]
 
     def backfill(self, keys):
         """Launch a backfill of crash lag partitions; return its id."""
@@ -159,17 +177,21 @@ class Pipeline:
 
     def backfill_ends(self, backfill_id):
         """Wait for a backfill's end; return its status."""
-        at_work = (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING, BulkActionStatus.COMPLETING, BulkActionStatus.FAILING)
 
         def ended():
-            found = self.instance.get_backfill(backfill_id)
-            return found.status if found.status not in at_work else None
+            status = self.instance.get_backfill(backfill_id).status
+            return status if status in _ENDED else None
 
         return wait_for(ended, patience=300.0, what="the backfill ends", details=self.shown)
 
     def start_schedule(self):
         """Switch on the schedule that starts a live run every minute."""
-        self._asked(_SCHEDULE, "startSchedule", schedule=self._of("repositoryLocationName") | {"scheduleName": f"{self.name}_every_minute"})
+        schedule = {**self._of("repositoryLocationName"), "scheduleName": f"{self.name}_every_minute"}
+        self._schedule = self._asked(_SCHEDULE, "startSchedule", schedule=schedule)["scheduleState"]["id"]
+
+    def stop_schedule(self):
+        """Switch it off again."""
+        self._asked(_STOP_SCHEDULE, "stopRunningSchedule", id=self._schedule)
 
     def missing(self):
         """Return the crash lag partitions that are not materialized."""
@@ -180,6 +202,12 @@ class Pipeline:
         return {location: f"{self.name}", "repositoryName": _REPOSITORY}
 
     def _asked(self, query, field, **variables):
-        answer = self.production.ask(query, **variables)[field]
+        """Press a button until the storage answers: a webserver's connection does not survive PostgreSQL's restart."""
+
+        def press():
+            answer = (self.production.ask(query, **variables) or {}).get(field)
+            return None if answer is None or "OperationalError" in answer.get("message", "") else answer
+
+        answer = wait_for(press, what=field, pause=0.5)
         assert "message" not in answer, answer
         return answer

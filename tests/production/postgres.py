@@ -13,9 +13,10 @@ from pathlib import Path
 import psycopg2
 
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from tests.production.recipes import URL
 from tests.waiting import wait_for
 
-USER, PASSWORD, DATABASE = "dagster", "s3cret", "postgres"
+USER, PASSWORD = "dagster", "s3cret"  # docs/production.md names the user, and a database of the same name
 _INSTALLED = Path("/usr/lib/postgresql")  # Debian keeps its commands out of the path: one folder for each version
 _USERS = ("postgres", "nobody")
 
@@ -40,13 +41,14 @@ class Postgres:
 
     @property
     def url(self):
-        """The URL as docs/production.md writes it."""
-        return f"postgresql+psycopg2://{USER}:{PASSWORD}@{LOOPBACK}:{self._port}/{DATABASE}"
+        """The URL as docs/production.md writes it, with the place and the password of this server."""
+        return URL.replace("SECRET@db.example:5432", f"{PASSWORD}@{LOOPBACK}:{self._port}")
 
     def __enter__(self):
         (self._folder / "password").write_text(PASSWORD)
         self._run("initdb", "-D", self._data, "-U", USER, "-A", "scram-sha-256", f"--pwfile={self._folder}/password")
         self.start()
+        self._run("createdb", "-h", LOOPBACK, "-p", str(self._port), "-U", USER, USER, PGPASSWORD=PASSWORD)
         return self
 
     def __exit__(self, *_):
@@ -70,15 +72,16 @@ class Postgres:
     def _answers(self):
         assert self._server.poll() is None, self._log.read_text()
         try:
-            psycopg2.connect(self.url.replace("+psycopg2", "")).close()
+            psycopg2.connect(host=LOOPBACK, port=self._port, user=USER, password=PASSWORD, dbname="postgres").close()
         except psycopg2.OperationalError:
             return False
         return True
 
-    def _run(self, name, *arguments):
+    def _run(self, name, *arguments, **env):
         done = subprocess.run(
             [self._commands / name, *arguments],
             cwd=self._folder,
+            env={**os.environ, **env},
             capture_output=True,
             text=True,
             check=False,

@@ -12,7 +12,8 @@ _PAGE = (_ROOT / "docs" / "production.md").read_text(encoding="utf-8")
 _WORKSPACE = _ROOT / "deploy" / "systemd" / "etc" / "workspace.yaml"
 SETTINGS, STORAGE = re.findall(r"^```yaml\n(.*?)^```", _PAGE, re.DOTALL | re.MULTILINE)
 """The two parts of ``dagster.yaml``."""
-URL = re.findall(r"^export DAGSTER_PG_URL=(\S+)$", _PAGE, re.MULTILINE)
+[URL] = re.findall(r"^export DAGSTER_PG_URL=(\S+)$", _PAGE, re.MULTILINE)
+"""The URL of a PostgreSQL, with a password, a host and a port of nobody's."""
 [POOL] = re.findall(r"^(dagster instance concurrency set \S+ \d+)$", _PAGE, re.MULTILINE)
 
 
