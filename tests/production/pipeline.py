@@ -127,6 +127,11 @@ class Pipeline:
         """Return the lines of a run's log."""
         return [entry.user_message or entry.message for entry in self.instance.all_logs(run_id)]
 
+    def error(self, run_id):
+        """Return what the first failed step of a run says."""
+        failed = self.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        return failed[0].dagster_event.event_specific_data.error.to_string() if failed else ""
+
     def observed(self):
         """Return what the sensor observed of the topic, one text."""
         topic = dg.AssetKey(["kafka", f"{self.topic}_topic"])

@@ -14,6 +14,7 @@ SETTINGS, STORAGE = re.findall(r"^```yaml\n(.*?)^```", _PAGE, re.DOTALL | re.MUL
 """The two parts of ``dagster.yaml``."""
 [URL] = re.findall(r"^export DAGSTER_PG_URL=(\S+)$", _PAGE, re.MULTILINE)
 """The URL of a PostgreSQL, with a password, a host and a port of nobody's."""
+[DOCTOR] = re.findall(r"^(kafka-liveness doctor --bootstrap-servers .*)$", _PAGE, re.MULTILINE)
 [POOL] = re.findall(r"^(dagster instance concurrency set \S+ \d+)$", _PAGE, re.MULTILINE)
 
 

@@ -22,7 +22,7 @@ import requests
 
 from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
 from tests.production.pipeline import Pipeline
-from tests.production.recipes import dagster_yaml, workspace_yaml
+from tests.production.recipes import DOCTOR, dagster_yaml, workspace_yaml
 from tests.waiting import wait_for
 
 _ROOT = Path(__file__).parents[2]
@@ -148,11 +148,18 @@ class Production:
         psutil.wait_procs(inner)
 
     def doctor(self, pipeline, code=0):
-        """Return what ``kafka-liveness doctor`` prints of this instance, a group and its code location."""
-        where = ("--bootstrap-servers", self.services.bootstrap_servers, "--spark", self.services.spark_remote)
+        """Return what the page's command prints of this instance, a group and its code location."""
+        config = self.home / "client.properties"
+        config.touch()
+        here = {
+            "broker:9093": self.services.bootstrap_servers,
+            "client.properties": str(config),
+            "sc://spark.example:15002": self.services.spark_remote,
+            "orders-etl": pipeline.group,
+        }
+        words = [here.get(word, word) for word in DOCTOR.split()]
         file = self.home / "code" / f"{pipeline.name}.py"
-        words = ("kafka-liveness", "doctor", *where, "--group", pipeline.group, "-f", file)
-        return self.command(*words, pipeline=pipeline, code=code)
+        return self.command(*words, "-f", file, pipeline=pipeline, code=code)
 
     def command(self, *words, pipeline=None, code=0):
         """Run a command as a user of this instance; return what it printed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
@@ -84,7 +86,6 @@ def test_a_schedule_beside_the_sensor(orders):
     orders.stop_schedule()
     orders.becomes_exact()
     wait_for(lambda: all(run.is_finished for run in orders.runs()), patience=300.0)
-    print([(run.status, tag in run.tags) for run in orders.runs()])
     assert {run.status for run in orders.runs() if tag in run.tags} == {dg.DagsterRunStatus.SUCCESS}
 
 
@@ -117,7 +118,11 @@ def test_a_re_execution_from_failure(production, orders):
 
 
 def test_the_commands_of_the_page(production, orders):
-    """The pool's command, and the two that delete what Dagster keeps; the pipeline goes on afterwards."""
+    """The doctor finds no fault; a pool gets its limit; the pipeline goes on without what was deleted."""
+    told = production.doctor(orders)
+    judged = re.findall(r"^(\S+) +dagster (\w+)", told, re.MULTILINE)
+    assert {outcome for outcome, _ in judged} == {"ok"}, told
+    assert re.search(r"^ok +dagster storage +storage: postgres", told, re.MULTILINE), told
     production.command(*POOL.replace("orders_crash_lag", orders.crash_lag).split())
     assert production.instance.event_log_storage.get_concurrency_info(orders.crash_lag).slot_count == 2
     run = orders.runs(dg.DagsterRunStatus.SUCCESS)[-1]
