@@ -26,6 +26,7 @@ def test_nothing_stands_still_without_a_message(production):
     busy, waits = production.pipelines.values()
     dead = busy.is_at_work()
     busy.worker(dead.run_id).kill()
+    assert busy.ends(dead.run_id) is dg.DagsterRunStatus.FAILURE
     wait_for(lambda: busy.runs(dg.DagsterRunStatus.STARTED), details=busy.shown)
     waits.produce(20)
 
