@@ -8,6 +8,7 @@ import dagster as dg
 import psutil
 from confluent_kafka import Producer
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES
+from dagster._core.scheduler.instigation import TickStatus
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -123,7 +124,7 @@ class Pipeline:
         run = wait_for(lambda: (found := self.run(run_id)).is_finished and found, patience=300.0, details=self.shown)
         return run.status
 
-    def said(self, run_id):
+    def messages(self, run_id):
         """Return the lines of a run's log."""
         return [entry.user_message or entry.message for entry in self.instance.all_logs(run_id)]
 
@@ -131,6 +132,12 @@ class Pipeline:
         """Return what the first failed step of a run says."""
         failed = self.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
         return failed[0].dagster_event.event_specific_data.error.to_string() if failed else ""
+
+    def last_tick(self):
+        """Return how the sensor's last tick ended."""
+        [sensor] = [one for one in self.instance.all_instigator_state() if one.instigator_name == f"{self.name}_group"]
+        ticks = self.instance.get_ticks(sensor.instigator_origin_id, sensor.selector_id, limit=2)
+        return next(tick.status for tick in ticks if tick.status is not TickStatus.STARTED)
 
     def observed(self):
         """Return what the sensor observed of the topic, one text."""
@@ -140,8 +147,8 @@ class Pipeline:
 
     def worker(self, run_id):
         """Return the process that works for a run."""
-        told = "\n".join(self.said(run_id))
-        return psutil.Process(int(re.findall(r"Started process for run \(pid: (\d+)\)", told)[-1]))
+        text = "\n".join(self.messages(run_id))
+        return psutil.Process(int(re.findall(r"Started process for run \(pid: (\d+)\)", text)[-1]))
 
     def shown(self):
         """Return what a failure needs: the rows, the runs and the services' logs."""
@@ -149,7 +156,7 @@ class Pipeline:
         rows = dict.fromkeys(self.log_ends, 0)
         for partition, _, _ in self.rows():
             rows[partition] += 1
-        return f"produced {self.log_ends}, rows {rows}, runs {runs}\n{self.production.said()}"
+        return f"produced {self.log_ends}, rows {rows}, runs {runs}\n{self.production.logs()}"
 
     # What a person does in the UI
 
@@ -160,25 +167,25 @@ class Pipeline:
             "mode": "default",
             "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]},
         }
-        return self._asked(_LAUNCH, "launchRun", params=params)["run"]["runId"]
+        return self._press(_LAUNCH, "launchRun", params=params)["run"]["runId"]
 
     def run_from_failure(self, run_id):
         """Press *Re-execute from failure*; return the new run's id."""
         params = {"parentRunId": run_id, "strategy": "FROM_FAILURE"}
-        return self._asked(_AGAIN, "launchRunReexecution", params=params)["run"]["runId"]
+        return self._press(_AGAIN, "launchRunReexecution", params=params)["run"]["runId"]
 
     def terminate(self, run_id):
         """Press *Terminate*; return what the UI shows."""
-        return self.production.ask(_TERMINATE, run=run_id)["terminateRun"]
+        return self.production.query(_TERMINATE, run=run_id)["terminateRun"]
 
     def backfill(self, keys):
         """Launch a backfill of crash lag partitions; return its id."""
         params = {"assetSelection": [{"path": [self.crash_lag]}], "partitionNames": keys}
-        return self._asked(_BACKFILL, "launchPartitionBackfill", params=params)["backfillId"]
+        return self._press(_BACKFILL, "launchPartitionBackfill", params=params)["backfillId"]
 
     def cancel_backfill(self, backfill_id):
         """Cancel a backfill."""
-        assert self._asked(_CANCEL, "cancelPartitionBackfill", id=backfill_id)["__typename"] == "CancelBackfillSuccess"
+        assert self._press(_CANCEL, "cancelPartitionBackfill", id=backfill_id)["__typename"] == "CancelBackfillSuccess"
 
     def backfill_ends(self, backfill_id):
         """Wait for a backfill's end; return its status."""
@@ -192,11 +199,11 @@ class Pipeline:
     def start_schedule(self):
         """Switch on the schedule that starts a live run every minute."""
         schedule = {**self._of("repositoryLocationName"), "scheduleName": f"{self.name}_every_minute"}
-        self._schedule = self._asked(_SCHEDULE, "startSchedule", schedule=schedule)["scheduleState"]["id"]
+        self._schedule = self._press(_SCHEDULE, "startSchedule", schedule=schedule)["scheduleState"]["id"]
 
     def stop_schedule(self):
         """Switch it off again."""
-        self._asked(_STOP_SCHEDULE, "stopRunningSchedule", id=self._schedule)
+        self._press(_STOP_SCHEDULE, "stopRunningSchedule", id=self._schedule)
 
     def missing(self):
         """Return the crash lag partitions that are not materialized."""
@@ -206,11 +213,11 @@ class Pipeline:
     def _of(self, location):
         return {location: f"{self.name}", "repositoryName": _REPOSITORY}
 
-    def _asked(self, query, field, **variables):
+    def _press(self, query, field, **variables):
         """Press a button until the storage answers: a webserver's connection does not survive PostgreSQL's restart."""
 
         def press():
-            answer = (self.production.ask(query, **variables) or {}).get(field)
+            answer = (self.production.query(query, **variables) or {}).get(field)
             return None if answer is None or "OperationalError" in answer.get("message", "") else answer
 
         answer = wait_for(press, what=field, pause=0.5)

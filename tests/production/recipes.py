@@ -13,7 +13,7 @@ _WORKSPACE = _ROOT / "deploy" / "systemd" / "etc" / "workspace.yaml"
 SETTINGS, STORAGE = re.findall(r"^```yaml\n(.*?)^```", _PAGE, re.DOTALL | re.MULTILINE)
 """The two parts of ``dagster.yaml``."""
 [URL] = re.findall(r"^export DAGSTER_PG_URL=(\S+)$", _PAGE, re.MULTILINE)
-"""The URL of a PostgreSQL, with a password, a host and a port of nobody's."""
+"""The URL of a PostgreSQL, with a placeholder for the password and for the address."""
 [DOCTOR] = re.findall(r"^(kafka-liveness doctor --bootstrap-servers .*)$", _PAGE, re.MULTILINE)
 [POOL] = re.findall(r"^(dagster instance concurrency set \S+ \d+)$", _PAGE, re.MULTILINE)
 
@@ -29,10 +29,10 @@ def dagster_yaml(**settings):
 
 def workspace_yaml(sockets):
     """Return the workspace file with an entry for each code server; ``sockets`` has their files by location."""
-    told = yaml.safe_load(_WORKSPACE.read_text())
-    [entry] = told["load_from"]
+    workspace = yaml.safe_load(_WORKSPACE.read_text())
+    [entry] = workspace["load_from"]
     entries = [
         {"grpc_server": {**entry["grpc_server"], "socket": str(socket), "location_name": name}}
         for name, socket in sockets.items()
     ]
-    return yaml.safe_dump({**told, "load_from": entries})
+    return yaml.safe_dump({**workspace, "load_from": entries})

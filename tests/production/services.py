@@ -115,10 +115,10 @@ class Production:
         self._commands["webserver"] = ("dagster-webserver", *where), {}
         for name in sockets:
             self.start_service(name)
-        wait_for(lambda: all(socket.exists() for socket in sockets.values()), details=self.said)
+        wait_for(lambda: all(socket.exists() for socket in sockets.values()), details=self.logs)
         for name in ("daemon", "webserver"):
             self.start_service(name)
-        wait_for(self.are_loaded, what="each code location is loaded", details=self.said)
+        wait_for(self.are_loaded, what="each code location is loaded", details=self.logs)
 
     def start_service(self, name):
         """Start a service: ``daemon``, ``webserver``, or the code server of a pipeline."""
@@ -140,11 +140,16 @@ class Production:
 
     def kill(self, name):
         """SIGKILL of a service and of the processes that it needs, which leaves run workers alone."""
-        main = psutil.Process(self._services[name].pid)
-        inner = [child for child in main.children() if "api" in child.cmdline()]
-        for process in (main, *inner):
-            process.kill()
+        self._services[name].kill()
+        self.kill_inner(name)
         self._services[name].wait()
+
+    def kill_inner(self, name):
+        """SIGKILL of the process in which a code server has the code; of other services nothing."""
+        mark, code = str(self.home / "code" / f"{name}.py"), "api"
+        inner = [one for one in self._processes() if mark in one.cmdline() and code in one.cmdline()]
+        for process in inner:
+            process.kill()
         psutil.wait_procs(inner)
 
     def doctor(self, pipeline, code=0):
@@ -170,7 +175,7 @@ class Production:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def ask(self, query, **variables):
+    def query(self, query, **variables):
         """Ask the webserver as the UI does; None while it does not answer."""
         with suppress(requests.RequestException):
             answer = requests.post(
@@ -182,8 +187,8 @@ class Production:
     def are_loaded(self):
         """Return whether the webserver has each code location."""
         for name, service in self._services.items():
-            assert service.poll() is None, (name, self.said())
-        found = (self.ask(_LOCATIONS) or {}).get("workspaceOrError", {}).get("locationEntries", [])
+            assert service.poll() is None, (name, self.logs())
+        found = (self.query(_LOCATIONS) or {}).get("workspaceOrError", {}).get("locationEntries", [])
         loaded = [
             one["name"] for one in found if (one["locationOrLoadError"] or {}).get("__typename") == "RepositoryLocation"
         ]
@@ -191,10 +196,10 @@ class Production:
 
     def reload(self, name):
         """Reload a code location as the UI's button does."""
-        told = wait_for(lambda: self.ask(_RELOAD, name=name))["reloadRepositoryLocation"]
-        assert told["locationOrLoadError"]["__typename"] == "RepositoryLocation", told
+        answer = wait_for(lambda: self.query(_RELOAD, name=name))["reloadRepositoryLocation"]
+        assert answer["locationOrLoadError"]["__typename"] == "RepositoryLocation", answer
 
-    def said(self):
+    def logs(self):
         """Return the end of each service's log."""
         logs = sorted(self.home.glob("*.log"))
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-_LAST_CHARACTERS:]}" for log in logs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
+from dagster._core.scheduler.instigation import TickStatus
 
 from tests.waiting import wait_for
 
@@ -36,9 +37,22 @@ def test_a_service(production, name):
     production.start_service(service)
     orders.becomes_exact()
     assert orders.ends(run.run_id) is dg.DagsterRunStatus.SUCCESS
-    wait_for(production.are_loaded, details=production.said)
+    wait_for(production.are_loaded, details=production.logs)
     other.is_at_work()
     other.becomes_exact()
+
+
+def test_the_process_in_which_a_code_server_has_the_code(production):
+    """Dagster does not start it again: the sensor's ticks fail until somebody reloads the location. No run notices."""
+    orders, _ = production.pipelines.values()
+    run = orders.is_at_work()
+    production.kill_inner(orders.name)
+    wait_for(lambda: orders.last_tick() is TickStatus.FAILURE, details=orders.shown)
+    production.reload(orders.name)
+    orders.produce(40)
+    orders.becomes_exact()
+    assert orders.ends(run.run_id) is dg.DagsterRunStatus.SUCCESS
+    wait_for(lambda: orders.last_tick() is not TickStatus.FAILURE, details=orders.shown)
 
 
 def test_all_of_them_with_the_run_worker(production):
@@ -55,7 +69,7 @@ def test_all_of_them_with_the_run_worker(production):
         production.start_service(name)
     orders.becomes_exact()
     assert orders.ends(dead.run_id) is dg.DagsterRunStatus.FAILURE
-    wait_for(production.are_loaded, details=production.said)
+    wait_for(production.are_loaded, details=production.logs)
 
 
 def test_a_code_server_before_its_run_is_terminated(production):

@@ -30,7 +30,7 @@ def test_nothing_stands_still_without_a_message(production):
     wait_for(lambda: busy.runs(dg.DagsterRunStatus.STARTED), details=busy.shown)
     waits.produce(20)
 
-    def told():
+    def failed_check():
         """The check of the group that waits, while the other one has always something to read."""
         busy.produce(20 if busy.committed() > sum(busy.log_ends.values()) - 100 else 0)
         last = production.instance.event_log_storage.get_latest_asset_check_execution_by_key(
@@ -39,15 +39,15 @@ def test_nothing_stands_still_without_a_message(production):
         found = next((one.evaluation for one in last.values() if one and one.evaluation), None) if last else None
         return found if found is not None and not found.passed else None
 
-    failed = wait_for(told, pause=0.3, details=busy.shown)
+    failed = wait_for(failed_check, pause=0.3, details=busy.shown)
     [queued] = waits.runs()
     [behind] = busy.runs(job=f"{busy.crash_lag}_job")
     assert (queued.status, behind.status) == (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.QUEUED)
     assert f"run {run_mark(queued.run_id)}" in failed.description
     assert "Queued or hanging?" in failed.description
     assert failed.severity is dg.AssetCheckSeverity.ERROR
-    told = production.doctor(busy, code=1)
-    assert re.search(r"FAIL +dagster limits +max_concurrent_runs is 1, groups here: 1", told), told
+    report = production.doctor(busy, code=1)
+    assert re.search(r"FAIL +dagster limits +max_concurrent_runs is 1, groups here: 1", report), report
     for pipeline in (waits, busy):
         pipeline.becomes_exact()
     wait_for(lambda: all(run.is_finished for run in production.instance.get_runs()), details=busy.shown)

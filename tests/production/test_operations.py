@@ -1,4 +1,4 @@
-"""What people and schedules ask of a production Dagster while the sensor runs the live lane."""
+"""What people and schedules do in a production Dagster while the sensor runs the live lane."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def test_a_re_execution_from_failure(production, orders):
 
 def test_the_commands_of_the_page(production, orders):
     """The doctor finds no fault; a pool gets its limit; the pipeline goes on without what was deleted."""
-    told = production.doctor(orders)
-    judged = re.findall(r"^(\S+) +dagster (\w+)", told, re.MULTILINE)
-    assert {outcome for outcome, _ in judged} == {"ok"}, told
-    assert re.search(r"^ok +dagster storage +storage: postgres", told, re.MULTILINE), told
+    report = production.doctor(orders)
+    judged = re.findall(r"^(\S+) +dagster (\w+)", report, re.MULTILINE)
+    assert {outcome for outcome, _ in judged} == {"ok"}, report
+    assert re.search(r"^ok +dagster storage +storage: postgres", report, re.MULTILINE), report
     production.command(*POOL.replace("orders_crash_lag", orders.crash_lag).split())
     assert production.instance.event_log_storage.get_concurrency_info(orders.crash_lag).slot_count == 2
     run = orders.runs(dg.DagsterRunStatus.SUCCESS)[-1]
