@@ -175,8 +175,8 @@ class Pipeline:
         return self._press(_AGAIN, "launchRunReexecution", params=params)["run"]["runId"]
 
     def terminate(self, run_id):
-        """Press *Terminate*; return what the UI shows."""
-        return self.production.query(_TERMINATE, run=run_id)["terminateRun"]
+        """Press *Terminate*; return what the UI shows, None when its request times out."""
+        return (self.production.query(_TERMINATE, run=run_id) or {}).get("terminateRun")
 
     def backfill(self, keys):
         """Launch a backfill of crash lag partitions; return its id."""

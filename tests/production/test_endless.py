@@ -54,7 +54,7 @@ def test_in_a_call_of_c(production):
     _, orders = production.pipelines.values()
     hung, _ = hang(orders, "C")
     worker = orders.worker(hung.run_id)
-    assert orders.terminate(hung.run_id)["__typename"] == "TerminateRunSuccess"
+    orders.terminate(hung.run_id)  # the request times out: the code server waits for the worker to hear of it
     assert orders.ends(hung.run_id) is dg.DagsterRunStatus.CANCELED
     assert worker.is_running()
     worker.kill()
