@@ -11,7 +11,7 @@ BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner se
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui docs fast test certify bench lint format check dist lock java chromium prometheus systemd-analyze clean
+.PHONY: help demo ui docs fast test certify bench lint format check dist lock java chromium prometheus systemd-analyze postgresql clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,11 +31,11 @@ docs: .venv/installed ## the documentation as a site, in build/site; the tests b
 fast: .venv/installed ## all tests that need no Java, in less than a minute
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not certify" tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
 
-test: java chromium prometheus systemd-analyze .venv/installed ## the gate, at most 15 minutes; ARGS="tests/world/test_handover.py -k fence" runs some
+test: java chromium prometheus systemd-analyze postgresql .venv/installed ## the gate, at most 15 minutes; ARGS="tests/world/test_handover.py -k fence" runs some
 	$(if $(ARGS),,@$(BIN)/python -m pytest -q -n 2 tests/core --cov --cov-report=term-missing:skip-covered --cov-fail-under=100)
 	@$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -m "not certify" $(or $(ARGS),--ignore=tests/core)
 
-certify: java chromium prometheus systemd-analyze .venv/installed ## what needs hours: kill matrices, object stores, 100,000 histories, mutants, chaos, versions; PARTS="tests chaos" runs some
+certify: java chromium prometheus systemd-analyze postgresql .venv/installed ## what needs hours: kill matrices, object stores, 100,000 histories, mutants, chaos, versions; PARTS="tests chaos" runs some
 	@$(BIN)/python -m tests.certify $(PARTS)
 
 bench: java .venv/installed ## measure all, an hour; make bench BENCH=planner measures one
@@ -77,9 +77,12 @@ prometheus: FOR := the tests ask it for what the dashboard draws
 prometheus: PACKAGED := --no-install-recommends prometheus
 systemd-analyze: FOR := the tests judge the units of deploy/systemd with it
 systemd-analyze: PACKAGED := systemd
-chromium prometheus systemd-analyze: PACKAGED ?= $@
-chromium prometheus systemd-analyze:
-	@command -v $@ >/dev/null || { \
+postgresql: FOR := the tests keep the storage of Dagster in it
+postgresql: COMMAND := /usr/lib/postgresql/*/bin/postgres
+chromium prometheus systemd-analyze postgresql: PACKAGED ?= $@
+chromium prometheus systemd-analyze postgresql: COMMAND ?= $@
+chromium prometheus systemd-analyze postgresql:
+	@command -v $(COMMAND) >/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "$@ is missing, installing it" && \
 	  apt-get update -qq && apt-get install -y -qq $(PACKAGED); } || { \
 	  echo "$@ is missing, $(FOR): apt-get install $(PACKAGED)"; exit 1; }

@@ -31,6 +31,7 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("deployment.md", "sh"): "deploy/host.py",
     ("production.md", "dagster"): "test_production.py",
     ("production.md", "spark.sql.extensions"): "stores/servers.py",
+    ("production.md", "sh"): "production/recipes.py",
     ("production.md", "yaml"): "test_production.py",
     ("readers.md", "yaml"): "stores/servers.py",
     ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -14,9 +13,7 @@ from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.runs.tags import lane_tags
-
-PAGE = (Path(__file__).parents[1] / "docs" / "production.md").read_text()
-SETTINGS, POSTGRES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+from tests.production.recipes import POOL, SETTINGS, dagster_yaml
 
 
 @pytest.fixture
@@ -60,16 +57,17 @@ def test_each_group_has_a_pool_for_its_catch_up_runs_and_none_for_its_live_ones(
     def orders(batch):
         return batch
 
-    [pool] = re.findall(r"^dagster instance concurrency set (\S+) 2$", PAGE, re.MULTILINE)
+    [pool] = re.findall(r"^dagster instance concurrency set (\S+) 2$", POOL)
     assert orders.crash_lag.op.pool == pool
     assert orders.live.op.pool is None
 
 
-def test_the_postgres_lines_are_dagsters(tmp_path):
-    """Dagster's own schema takes them; no Postgres is asked."""
-    (tmp_path / "dagster.yaml").write_text(POSTGRES)
+def test_both_parts_of_the_file_are_one(tmp_path):
+    """Dagster's own schema takes them together; tests/production runs on them."""
+    (tmp_path / "dagster.yaml").write_text(dagster_yaml())
     read, _ = dagster_instance_config(str(tmp_path))
     assert read["storage"] == {"postgres": {"postgres_url": {"env": "DAGSTER_PG_URL"}}}
+    assert read["concurrency"] == yaml.safe_load(SETTINGS)["concurrency"]
 
 
 def test_what_is_said_of_run_monitoring_is_so(tmp_path):
