@@ -197,12 +197,10 @@ def _again(
     The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it wanted.
     """
     by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_group"
-    if by_sensor:
-        done = set[str]()
-    else:
-        key = asset.crash_lag_key
-        ask = lambda: context.instance.get_materialized_partitions(key)  # noqa: E731
-        done = needed(ask, "the partitions of the asset", AT_BEGIN)
+    def ask() -> set[str]:
+        return set() if by_sensor else context.instance.get_materialized_partitions(asset.crash_lag_key)
+
+    done = needed(ask, "the partitions of the asset", AT_BEGIN)
     return [one for key, one in asked.items() if key in done or is_replay(key)]
 
 

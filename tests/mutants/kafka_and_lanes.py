@@ -347,8 +347,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the sensor's request replays materialized partitions",
         file="lanes/lanes.py",
-        old="done = set() if by_sensor else",
-        new="done = set() if not by_sensor else",
+        old="return set() if by_sensor else",
+        new="return set() if not by_sensor else",
         killed_by=f"{_LANES}materialized_partitions_and_replays_are_replayed",
         invariant="these are replayed",
     ),
