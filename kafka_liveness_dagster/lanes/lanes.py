@@ -197,6 +197,7 @@ def _again(
     The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it wanted.
     """
     by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_group"
+
     def ask() -> set[str]:
         return set() if by_sensor else context.instance.get_materialized_partitions(asset.crash_lag_key)
 

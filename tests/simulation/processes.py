@@ -182,7 +182,7 @@ class LiveRun(RunWorker):
             witness=ledger,
             renew_seconds=5.0,
         )
-        storage: Any = SimpleNamespace(log=LOG, tag=lambda _tags: None, is_behind=False)
+        storage: Any = SimpleNamespace(log=LOG, tag=lambda _tags: clock.point(0.1), is_behind=False)
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
             commit_every = self.world.scenario.commit_every

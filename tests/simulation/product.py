@@ -109,7 +109,6 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (watchdog, "log", LOG),
     (watchdog, "os", _OS),
     (watchdog, "multiprocessing", _MULTIPROCESSING),
-    (waiting, "tell", lambda *_: clock.point(0.1)),
     (live, "_FORGET_SECONDS", 3.0),
     (iceberg, "check_rows", lambda *_: None),
     (iceberg, "fit", lambda *_: _FITS),
