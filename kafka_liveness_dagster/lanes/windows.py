@@ -116,15 +116,15 @@ def _offsets(asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, wind
     until = window.end + windows.allowed_lateness_seconds
     if until > time.time():
         raise IncompleteWindowError(
-            f"records of {window} may come until {datetime.fromtimestamp(until, timezone.utc).isoformat()}: "
-            "nothing was processed; materialize it after that"
+            f"records of {window} may come until {_iso(until)}: nothing was processed; materialize it after that"
         )
     try:
         found = processed(cluster, asset.group_id, asset.topics, round(1000 * window.begin), round(1000 * until))
     except DataExpiredError as error:
         raise DataExpiredError(
             f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are; "
-            f"`kafka-liveness replay {asset.group_id} --what-is-left` takes what is there"
+            f"`kafka-liveness replay {asset.group_id} --from {_iso(window.begin)} --to {_iso(window.end)} "
+            "--what-is-left` processes the records that are still there"
         ) from None
     if found.owed or found.ahead:
         remedies = [
@@ -140,3 +140,7 @@ def _offsets(asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, wind
             f"Fix: {'; '.join(filter(None, remedies))}. The sensor marks the window complete then"
         )
     return found.ranges
+
+
+def _iso(moment: float) -> str:
+    return datetime.fromtimestamp(moment, timezone.utc).isoformat()

@@ -59,11 +59,15 @@ class SignsOfLife:
         self._is_over = kind is None  # a step that fails may be retried in the same run, by its retry policy
         self._stopped.set()
         self._ended.wait(_STOP_SECONDS)  # not for ever: Dagster's database may not answer
-        if kind is None:
-            self._storage.settle(_OUTCOME)
-        elif issubclass(kind, Exception) and not issubclass(kind, DagsterStorageError):
-            with suppress(DagsterStorageError):  # the error of the run says more
+        if isinstance(error, DagsterStorageError):
+            self._warn(error)
+        elif kind is None or issubclass(kind, Exception):
+            try:
                 self._storage.settle(_OUTCOME)
+            except DagsterStorageError as failed:
+                self._warn(failed)
+                if kind is None:
+                    raise
 
     def _beat(self) -> None:
         beat = 0
@@ -78,6 +82,11 @@ class SignsOfLife:
             self._storage.tag({PROCESS_TAG: self._sign(beat)})
         except Exception:  # somebody deleted the run: its watchdog ends it
             log.exception("could not give a sign of life of run %s", self._run_id)
+
+    def _warn(self, error: DagsterStorageError) -> None:
+        """Log an error in the process: Dagster may fail to store it, and ends the process by an error of its own."""
+        with suppress(Exception):
+            log.error("run %s: %s", self._run_id, error)
 
     def _sign(self, beat: int | None) -> str:
         return Sign(run_mark(self._run_id), beat, self._process, is_over=self._is_over).encode()

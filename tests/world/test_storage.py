@@ -79,17 +79,13 @@ def test_a_catch_up_run_waits_at_its_end_for_a_storage_that_fails(world):
     assert (world.green(), world.offsets()) == ([(70, 120)], kept(0, 120))
 
 
-def test_a_run_whose_end_nobody_could_store_is_finished_by_the_next(world, monkeypatch):
+def test_a_run_whose_end_nobody_could_store_is_finished_by_the_next(world, monkeypatch, caplog):
     """Its error says that all is done; Dagster cannot store its failure. The next run reads nothing again."""
     monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.5)
     world.owe_70_to_120()
-    with ExitStack() as stack, pytest.raises(OperationalError) as raised:
+    with ExitStack() as stack, pytest.raises(OperationalError):
         world.catch_up((70, 120), between=breaks_at(world, stack, 70))
-    errors = [raised.value]
-    while errors[-1].__context__ is not None:
-        errors.append(errors[-1].__context__)
-    [of_run] = [one for one in errors if isinstance(one, kl.DagsterStorageError)]
-    assert "each batch that this run committed is in the table once" in str(of_run)
+    assert "each batch that this run committed is in the table once" in caplog.text
     assert (world.green(), world.offsets()) == ([], kept(0, 120))
     assert world.catch_up((70, 120), between=lambda _batch: pytest.fail("read again")) is None
     assert (world.green(), world.offsets()) == ([(70, 120)], kept(0, 120))
