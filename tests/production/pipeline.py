@@ -128,11 +128,6 @@ class Pipeline:
         """Return the lines of a run's log."""
         return [entry.user_message or entry.message for entry in self.instance.all_logs(run_id)]
 
-    def error(self, run_id):
-        """Return what the first failed step of a run says."""
-        failed = self.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-        return failed[0].dagster_event.event_specific_data.error.to_string() if failed else ""
-
     def last_tick(self):
         """Return how the sensor's last tick ended."""
         [sensor] = [one for one in self.instance.all_instigator_state() if one.instigator_name == f"{self.name}_group"]

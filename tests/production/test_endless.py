@@ -50,7 +50,7 @@ def test_in_python(production):
 
 
 def test_in_a_call_of_c(production):
-    """The client's own thread leaves the group; Dagster gives the run up, and a person ends the process."""
+    """The client's own thread leaves the group; Dagster gives the run up, a person ends the process, and reloads."""
     _, orders = production.pipelines.values()
     hung, _ = hang(orders, "C")
     worker = orders.worker(hung.run_id)
@@ -58,6 +58,7 @@ def test_in_a_call_of_c(production):
     assert orders.ends(hung.run_id) is dg.DagsterRunStatus.CANCELED
     assert worker.is_running()
     worker.kill()
+    production.reload(orders.name)  # Dagster's code server has waited for the process, and starts no run any more
     orders.is_at_work()
     orders.becomes_exact()
     assert orders.run(hung.run_id).status is dg.DagsterRunStatus.CANCELED

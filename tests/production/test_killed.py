@@ -73,14 +73,13 @@ def test_all_of_them_with_the_run_worker(production):
 
 
 def test_a_code_server_before_its_run_is_terminated(production):
-    """The new code server cannot terminate the run, which the UI says; the run reads its status, and ends itself."""
+    """No code server knows the worker, and the UI shows an error; the run reads its status, and ends itself."""
     orders, _ = production.pipelines.values()
     run = orders.is_at_work(300)
     worker = orders.worker(run.run_id)
     production.kill(orders.name)
     production.start_service(orders.name)
-    shown = wait_for(lambda: "unreachable" not in str(found := orders.terminate(run.run_id)).lower() and found)
-    assert shown["message"] == f"Unable to terminate run {run.run_id}"
+    assert orders.terminate(run.run_id)["__typename"] != "TerminateRunSuccess"
     assert orders.ends(run.run_id) is dg.DagsterRunStatus.CANCELED
     wait_for(lambda: not worker.is_running(), details=orders.shown)
     orders.becomes_exact()

@@ -34,8 +34,6 @@ def test_under_a_live_run_and_a_backfill(production, how, seconds):
     production.postgres.start()
     orders.becomes_exact()
     assert orders.ends(live.run_id) in (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE)
-    if orders.ends(live.run_id) is dg.DagsterRunStatus.FAILURE:
-        print(orders.error(live.run_id))
     if by_hand.backfill_ends(backfill) is not BulkActionStatus.COMPLETED_SUCCESS:
         assert by_hand.backfill_ends(by_hand.backfill(by_hand.missing())) is BulkActionStatus.COMPLETED_SUCCESS
     assert by_hand.missing() == []
