@@ -22,7 +22,7 @@ def production(start, warm_spark):
 
 @pytest.mark.parametrize(("how", "seconds"), [(signal.SIGKILL, 0), (signal.SIGINT, 60)])
 def test_under_a_live_run_and_a_backfill(production, how, seconds):
-    """Whatever of them fails: the lane goes on by itself, a second backfill does what the first did not."""
+    """The live run outlives it. A backfill may fail: a second one does what the first did not."""
     orders, by_hand = production.pipelines.values()
     keys = by_hand.crashes()
     live = orders.is_at_work()
@@ -33,7 +33,7 @@ def test_under_a_live_run_and_a_backfill(production, how, seconds):
     orders.produce(20)
     production.postgres.start()
     orders.becomes_exact()
-    assert orders.ends(live.run_id) in (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE)
+    assert orders.ends(live.run_id) is dg.DagsterRunStatus.SUCCESS, orders.error(live.run_id)
     if by_hand.backfill_ends(backfill) is not BulkActionStatus.COMPLETED_SUCCESS:
         assert by_hand.backfill_ends(by_hand.backfill(by_hand.missing())) is BulkActionStatus.COMPLETED_SUCCESS
     assert by_hand.missing() == []
