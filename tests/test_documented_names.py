@@ -27,7 +27,7 @@ LISTED = re.compile(r"^ *([A-Z]\w+(?:, [A-Z]\w+)*)  +\S", re.MULTILINE)  # a lin
 SECTION = re.compile(r"^(Args|Attributes):\n((?:(?: {4}.*)?\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\*{0,2}\w+(?:, \w+)*)(?: \(.*?\))?:", re.MULTILINE)
 FOREIGN = {  # names that other programs define, by their owner
-    "Dagster": ["run_monitoring"],
+    "Dagster": ["max_runtime_seconds", "run_monitoring", "run_retries"],
     "Iceberg": [
         "mergeSchema",
         "remove_orphan_files",

@@ -26,7 +26,7 @@ from kafka_liveness_dagster.metadata import Tally, counted, merged, number, rang
 from kafka_liveness_dagster.runs.selection import has_dependents, materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.storage import needed, storage_of
-from kafka_liveness_dagster.runs.tags import AT_BEGIN, CAUSE_TAG, MAX_RETRIES, NO_RETRIES, lane_tags
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, BACKFILL_TAG, CAUSE_TAG, MAX_RETRIES, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.telemetry.exporters import exported
 from kafka_liveness_dagster.telemetry.metrics import DEAD_LETTERS, GROUP, REASON, TOPIC
@@ -115,9 +115,10 @@ def _needs_output(
     """Return whether the run ends with a materialization although no batch is new since the last one.
 
     Dagster skips the steps that depend on this one unless it has an output, and materializations in mid-run are none.
-    Recovered rows were written by a run that died before it could report them.
+    Recovered rows were written by a run that died before it could report them. A backfill of Dagster's (*Materialize
+    all*) fails if one of its runs materializes nothing.
     """
-    if len(consumer.recovered) > known["recovered"]:
+    if len(consumer.recovered) > known["recovered"] or BACKFILL_TAG in context.run.tags:
         return True
     if not has_dependents(context):
         return False
