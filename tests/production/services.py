@@ -195,9 +195,13 @@ class Production:
         return sorted(loaded) == sorted(self.pipelines)
 
     def reload(self, name):
-        """Reload a code location as the UI's button does."""
-        answer = wait_for(lambda: self.query(_RELOAD, name=name))["reloadRepositoryLocation"]
-        assert answer["locationOrLoadError"]["__typename"] == "RepositoryLocation", answer
+        """Press *Reload* until the location is loaded: where its process is gone, the first answer is an error."""
+
+        def is_loaded():
+            answer = (self.query(_RELOAD, name=name) or {}).get("reloadRepositoryLocation") or {}
+            return (answer.get("locationOrLoadError") or {}).get("__typename") == "RepositoryLocation"
+
+        wait_for(is_loaded, pause=1.0, details=self.logs)
 
     def logs(self):
         """Return the end of each service's log."""
