@@ -121,7 +121,7 @@ def _limits(most: int, tags: Sequence[Mapping[str, Any]], groups: Sequence[str])
             return FAIL(
                 f"tag_concurrency_limits holds back {limit.get('key')}: {limit.get('value', 'any')}",
                 "limit kafka_liveness/lane: catch-up alone: a live run that waits in the queue counts as in progress, "
-                "so its group stands still, and nothing looks wrong",
+                "so its group stands still",
             )
     found = f"max_concurrent_runs is {most}, groups here: {len(groups)}"
     if most != -1 and most <= len(groups):

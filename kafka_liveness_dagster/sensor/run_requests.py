@@ -78,7 +78,9 @@ class RunRequests:
         if wanted:
             why = f"waiting after {failures} failures in a row"
         elif in_progress:
-            why = f"{in_progress} of {self.max_live_runs} already in progress"
+            queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in look.live_in_progress)
+            of_queue = f", {queued} of them waiting in Dagster's queue" if queued else ""
+            why = f"{in_progress} of {self.max_live_runs} already in progress{of_queue}"
         return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets owed"
 
     def catch_up(

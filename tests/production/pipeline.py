@@ -129,10 +129,10 @@ class Pipeline:
         return [entry.user_message or entry.message for entry in self.instance.all_logs(run_id)]
 
     def last_tick(self):
-        """Return how the sensor's last tick ended."""
+        """Return the sensor's last tick that has ended."""
         [sensor] = [one for one in self.instance.all_instigator_state() if one.instigator_name == f"{self.name}_group"]
         ticks = self.instance.get_ticks(sensor.instigator_origin_id, sensor.selector_id, limit=2)
-        return next(tick.status for tick in ticks if tick.status is not TickStatus.STARTED)
+        return next(tick for tick in ticks if tick.status is not TickStatus.STARTED)
 
     def observed(self):
         """Return what the sensor observed of the topic, one text."""

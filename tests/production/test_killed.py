@@ -47,12 +47,12 @@ def test_the_process_in_which_a_code_server_has_the_code(production):
     orders, _ = production.pipelines.values()
     run = orders.is_at_work()
     production.kill_inner(orders.name)
-    wait_for(lambda: orders.last_tick() is TickStatus.FAILURE, details=orders.shown)
+    wait_for(lambda: orders.last_tick().status is TickStatus.FAILURE, details=orders.shown)
     production.reload(orders.name)
     orders.produce(40)
     orders.becomes_exact()
     assert orders.ends(run.run_id) is dg.DagsterRunStatus.SUCCESS
-    wait_for(lambda: orders.last_tick() is not TickStatus.FAILURE, details=orders.shown)
+    wait_for(lambda: orders.last_tick().status is not TickStatus.FAILURE, details=orders.shown)
 
 
 def test_all_of_them_with_the_run_worker(production):
