@@ -87,7 +87,7 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
     at = [next(place for place, text in enumerate(texts) if text.startswith(begin)) for begin in wanted]
     assert at == sorted(at)
     assert instance.get_run_by_id(run_id).tags["kafka_liveness/waits_for"] == "partitions"
-    said = [record.message for record in caplog.records if "Dagster's storage failed" in record.message]
+    said = [text for record in caplog.records if "Dagster's storage failed" in (text := record.getMessage())]
     assert len(said) == 1
     assert "The run goes on" in said[0]
     assert "Fix: " in said[0]

@@ -26,7 +26,15 @@ from kafka_liveness_dagster.metadata import Tally, counted, merged, number, rang
 from kafka_liveness_dagster.runs.selection import has_dependents, materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.storage import needed, storage_of
-from kafka_liveness_dagster.runs.tags import AT_BEGIN, BACKFILL_TAG, CAUSE_TAG, MAX_RETRIES, NO_RETRIES, lane_tags
+from kafka_liveness_dagster.runs.tags import (
+    AT_BEGIN,
+    AT_END,
+    BACKFILL_TAG,
+    CAUSE_TAG,
+    MAX_RETRIES,
+    NO_RETRIES,
+    lane_tags,
+)
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.telemetry.exporters import exported
 from kafka_liveness_dagster.telemetry.metrics import DEAD_LETTERS, GROUP, REASON, TOPIC
@@ -98,7 +106,7 @@ def _live(
                 at_end.update(_lag(consumer))  # while this run has the partitions
             consumer.leave()  # all is committed: no silent broker or Spark makes a crash of the steps that follow
             check_rows(consumer, storage.log, answer_seconds(consumer.timeouts.budget.seconds), told.batches)
-            storage.log.info("committed %s in this run", number(told.batches, "batch"))
+            storage.log.info("%s committed in this run", number(told.batches, "batch"))
             committed = f"{number(told.batches, 'batch')} of this run are in the table once and committed"
             storage.settle(f"{committed}; {told.untold_batches:,} of them are in no materialization that Dagster has")
             last = told.last(always=_needs_output(consumer, context, told, known))
@@ -166,7 +174,7 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
     for key, one in asked.items():
         numbers = done.tally.of_run(len(asked))
         told = range_metadata(asset.group_id, one, done.owed, done.lost, numbers, again=one in again)
-        context.add_asset_metadata({**told, **pipeline.spark.links()}, partition_key=key)
+        storage_of(context).metadata_of(key, {**told, **pipeline.spark.links()}, AT_END)
 
 
 class CaughtUp(NamedTuple):

@@ -21,7 +21,7 @@ from kafka_liveness_dagster.metadata import merged, number, window_metadata
 from kafka_liveness_dagster.runs.selection import materializes, require_partition
 from kafka_liveness_dagster.runs.signs import SignsOfLife
 from kafka_liveness_dagster.runs.storage import needed, storage_of
-from kafka_liveness_dagster.runs.tags import AT_BEGIN, lane_tags
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, AT_END, lane_tags
 from kafka_liveness_dagster.telemetry.exporters import exported
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run_windows(
         for window, of_window in found.items():
             told = window_metadata(asset.group_id, of_window)
             numbers = done.tally.of_run(len(asked)) if done is not None else {}
-            context.add_asset_metadata({**told, **numbers, **pipeline.spark.links()}, partition_key=window.key)
+            storage_of(context).metadata_of(window.key, {**told, **numbers, **pipeline.spark.links()}, AT_END)
 
 
 def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetExecutionContext) -> None:
@@ -93,7 +93,7 @@ def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetE
             "in the events of the topic's asset says what the next window waits for"
         )
     for key, metadata in known.items():
-        context.add_asset_metadata(metadata, partition_key=key)
+        storage.metadata_of(key, metadata, AT_BEGIN)
 
 
 def _metadata(windows: Windows, instance: dg.DagsterInstance, key: str) -> dict[str, Any]:

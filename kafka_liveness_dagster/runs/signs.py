@@ -13,7 +13,7 @@ from kafka_liveness_dagster.core.processes import BEAT_SECONDS, Sign, Word, judg
 from kafka_liveness_dagster.core.run_marks import run_mark
 from kafka_liveness_dagster.runs import host
 from kafka_liveness_dagster.runs.storage import DagsterStorageError, add_tags, needed, storage_of
-from kafka_liveness_dagster.runs.tags import AT_BEGIN, PROCESS_TAG, STEP_TAG, op_of, sign_of, worker_process
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, AT_END, PROCESS_TAG, STEP_TAG, op_of, sign_of, worker_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _STOP_SECONDS = 5.0
-_OUTCOME = (
-    "each batch that this run committed is in the table once, and what it did not commit comes again. Partitions of "
-    "this run stay missing until another run materializes them, which reads nothing twice"
-)
 _WORKERS = {"RUNNING": Word.THERE, "FAILED": Word.GONE, "NOT_FOUND": Word.GONE}  # Dagster's WorkerStatus
 log = logging.getLogger("kafka_liveness_dagster")
 
@@ -63,7 +59,7 @@ class SignsOfLife:
             self._warn(error)
         elif kind is None or issubclass(kind, Exception):
             try:
-                self._storage.settle(_OUTCOME)
+                self._storage.settle(AT_END)
             except DagsterStorageError as failed:
                 self._warn(failed)
                 if kind is None:

@@ -13,8 +13,9 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from traceback import walk_tb
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import dagster as dg
@@ -150,6 +151,21 @@ class RunStorage:
         record.msg, record.args = record.getMessage(), ()
         # a copy for each attempt: Dagster marks a record, and ignores a marked one
         self._put(lambda: self._context.log.handle(copy.copy(record)), "")
+
+    def metadata_of(self, key: str, metadata: Mapping[str, Any], outcome: str) -> None:
+        """Add metadata to the materialization of a partition, at the end of the run: Dagster reads its keys for it.
+
+        Args:
+            key: of the partition.
+            metadata: its own.
+            outcome: what of the run is in the table and committed, as a clause for the error.
+
+        Raises:
+            DagsterStorageError: the storage failed all the time.
+        """
+        asset = cast("dg.AssetExecutionContext", self._context)  # a partition is an asset's
+        add = partial(asset.add_asset_metadata, metadata, partition_key=key)
+        needed(add, f"the metadata of {key}", outcome, SETTLE_SECONDS)
 
     @property
     def is_behind(self) -> bool:

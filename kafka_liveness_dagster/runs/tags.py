@@ -46,6 +46,10 @@ PRIORITY = "dagster/priority"
 LIVE_PRIORITY = {PRIORITY: "10"}  # a live run passes a backfill's queue; all others have 0 unless told otherwise
 NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run: a retry would be a second one
 AT_BEGIN = "this run has read and committed nothing yet"
+AT_END = (
+    "each batch that this run committed is in the table once, and what it did not commit comes again. Partitions of "
+    "this run stay missing until another run materializes them, which reads nothing twice"
+)
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 

@@ -295,7 +295,8 @@ def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
         words = ["doctor", *where, "--spark", services.spark_remote, "--group", group, "--json"]
         told = CliRunner().invoke(cli.main, words, catch_exceptions=False).output
         assert not [secret for secret in secured.secrets if secret in told]
-        return {(one["area"], one["check"]): one for one in json.loads(told)["findings"]}
+        found = json.loads(told)["findings"]
+        return {(one["area"], one["check"]): one for one in found if one["area"] not in {"dagster", "location"}}
 
     before = asked()
     assert before["kafka", "brokers"]["found"].endswith("SASL_SSL as 'etl'")
