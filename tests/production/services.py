@@ -147,7 +147,7 @@ class Production:
     def kill_inner(self, name):
         """SIGKILL of the process in which a code server has the code; of other services nothing."""
         mark, code = str(self.home / "code" / f"{name}.py"), "api"
-        inner = [one for one in self._processes() if mark in one.cmdline() and code in one.cmdline()]
+        inner = [one for one in self._processes() if {mark, code} <= _words(one)]
         for process in inner:
             process.kill()
         psutil.wait_procs(inner)
@@ -216,3 +216,10 @@ class Production:
                 if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+
+def _words(process):
+    """Return the words of a process's command; none of a process that has ended since it was listed."""
+    with suppress(psutil.Error):
+        return {*process.cmdline()}
+    return set()
