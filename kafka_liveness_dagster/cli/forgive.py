@@ -214,13 +214,7 @@ class Audit:
                     self.asset,
                     partition=key,
                     description=f"closed by {_who()}, with the rows that were there before: {asked.reason}",
-                    metadata={
-                        "group": asked.group_id,
-                        "range": str(one),
-                        "offsets": one.size,
-                        "state": _KEPT,
-                        **_signature(asked),
-                    },
+                    metadata={**_signature(asked, one), "state": _KEPT},
                 )
             )
 
@@ -252,11 +246,8 @@ class Audit:
             partition=key,
             description=f"{one.size:,} owed offsets {outcome} by {_who()}: {asked.reason}",
             metadata={
-                "group": asked.group_id,
-                "range": str(one),
-                "offsets": one.size,
+                **_signature(asked, one),
                 "expired_offsets": size(r.span for r in asked.expired if r.overlaps(one)),
-                **_signature(asked),
             },
         )
 
@@ -280,8 +271,12 @@ def forgive(kafka: KafkaSettings, asked: Asked, audit: Audit) -> None:
     audit.close(asked)
 
 
-def _signature(asked: Asked) -> dict[str, str]:
+def _signature(asked: Asked, one: OffsetRange) -> dict[str, str | int]:
+    """Return the metadata of each event: which range of which group, and who closed it, when and why."""
     return {
+        "group": asked.group_id,
+        "range": str(one),
+        "offsets": one.size,
         "forgiven_by": _who(),
         "forgiven_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "reason": asked.reason,

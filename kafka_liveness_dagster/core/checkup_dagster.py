@@ -232,18 +232,14 @@ def _period(groups: Sequence[GroupSensor]) -> Answer:
         if idle > max(_STANDS_STILL * one.every_seconds, _DAEMON_IS_GONE_SECONDS):
             return FAIL(f"{one.name} ticked {length(idle)} ago; its interval is {length(one.every_seconds)}", advice)
     if late := [one for one in on if (one.kept_seconds or 0.0) > _LATE * one.every_seconds]:
-        told = [
-            f"{one.name} ticks every {length(one.kept_seconds or 0.0)}; its interval is {length(one.every_seconds)}"
-            for one in late
-        ]
-        return WARN(listed(told), advice)
-    told = [
-        f"{one.name} ticked {length(one.idle_seconds or 0.0)} ago"
-        if one.kept_seconds is None
-        else f"{one.name} ticks every {length(one.kept_seconds)}; its interval is {length(one.every_seconds)}"
-        for one in on
-    ]
-    return OK(listed(told) or "no group sensor is on")
+        return WARN(listed([_ticking(one) for one in late]), advice)
+    return OK(listed([_ticking(one) for one in on]) or "no group sensor is on")
+
+
+def _ticking(one: GroupSensor) -> str:
+    if one.kept_seconds is None:
+        return f"{one.name} ticked {length(one.idle_seconds or 0.0)} ago"
+    return f"{one.name} ticks every {length(one.kept_seconds)}; its interval is {length(one.every_seconds)}"
 
 
 INSTANCE = (

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
 
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cached_property
 from inspect import signature
 from typing import Any, cast
@@ -134,14 +134,13 @@ class KafkaAsset:
     @cached_property
     def live_job(self) -> Any:
         """Materialises ``live``; the sensor starts it."""
-        given = self.settings.arguments.get("run_tags", {})
-        return self._job(self.live, {**LIVE_PRIORITY, **given, **NO_RETRIES, **lane_tags(self.group_id, "live")})
+        tags = {**LIVE_PRIORITY, **self._run_tags, **NO_RETRIES, **lane_tags(self.group_id, "live")}
+        return self._job(self.live, tags)
 
     @cached_property
     def crash_lag_job(self) -> Any:
         """Materialises partitions of ``crash_lag``."""
-        given = self.settings.arguments.get("run_tags", {})
-        return self._job(self.crash_lag, {**given, **lane_tags(self.group_id, "catch-up")})
+        return self._job(self.crash_lag, {**self._run_tags, **lane_tags(self.group_id, "catch-up")})
 
     @cached_property
     def checks(self) -> dg.AssetChecksDefinition:
@@ -197,6 +196,10 @@ class KafkaAsset:
     @property
     def _partitions_name(self) -> str:
         return self.settings.crash_lag_key.to_python_identifier()
+
+    @property
+    def _run_tags(self) -> Mapping[str, str]:
+        return cast("Mapping[str, str]", self.settings.arguments.get("run_tags", {}))
 
     @cached_property
     def _asked(self) -> Asked:

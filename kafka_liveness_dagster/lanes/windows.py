@@ -73,16 +73,16 @@ def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetE
     Raises:
         IncompleteWindowError: others of the run's windows are not marked complete; the sensor marks them.
     """
-    storage, instance = storage_of(context), context.instance
+    storage, instance, keys = storage_of(context), context.instance, context.partition_keys
     marked = needed(partial(instance.get_materialized_partitions, windows.key), "the windows of the asset", AT_BEGIN)
     known = {
         key: needed(partial(_metadata, windows, instance, key), f"the metadata of {key}", AT_BEGIN)
-        for key in context.partition_keys
+        for key in keys
         if key in marked
     }
     if known:
         storage.log.info(LEFT_ALONE, listed([*known]), "marked complete", asset.key.to_user_string())
-    if others := [key for key in context.partition_keys if key not in marked]:
+    if others := [key for key in keys if key not in marked]:
         for key, metadata in known.items():  # a run that fails materializes nothing by itself
             event = dg.AssetMaterialization(windows.key, partition=key, metadata=metadata)
             storage.event(event, f"the materialization of {key}")

@@ -172,21 +172,19 @@ class RunStorage:
         """Whether the storage fails, or calls wait for it."""
         return bool(self._waiting)
 
-    def settle(self, outcome: str, seconds: float | None = None) -> None:
+    def settle(self, outcome: str) -> None:
         """Wait until Dagster has all of it, at the end of the run's work.
 
         Args:
             outcome: what of the run is in the table and committed, as a clause for the error.
-            seconds: how long to wait; ``SETTLE_SECONDS`` unless set.
 
         Raises:
             DagsterStorageError: the storage failed all the time.
         """
-        limit = SETTLE_SECONDS if seconds is None else seconds
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._waiting, limit):
+            if not self._changed.wait_for(lambda: not self._waiting, SETTLE_SECONDS):
                 raise DagsterStorageError(
-                    f"Dagster's storage failed at the end of the run, which waited {limit:.0f} s for it "
+                    f"Dagster's storage failed at the end of the run, which waited {SETTLE_SECONDS:.0f} s for it "
                     f"({self._error or 'no response'}). Rows and offsets are safe: {outcome}. "
                     f"Not stored: {self._not_stored()}. {_FIX}"
                 )
