@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.core.errors import first_line
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.core.heartbeat import RETRIED, Away, FenceReason, RunState, Surroundings, reason_to_fence
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import now_ms
 
@@ -44,6 +44,10 @@ class Watchdog:
             wait for whoever uses the client; so nothing of this class is held meanwhile.
         serve: called all the time until the fence goes up, on a thread of its own: answer the group
             (``liveness="progress"``); None where only the owner's polls do.
+        outcome: of a batch that may not be committed any more, as a clause of the error.
+
+    Attributes:
+        outcome: the same.
     """
 
     def __init__(
@@ -52,7 +56,9 @@ class Watchdog:
         link: RunLink,
         leave: Callable[[FenceReason], None],
         serve: Callable[[], None] | None = None,
+        outcome: str = RETRIED,
     ) -> None:
+        self.outcome = outcome
         self._timer, self._link, self._leave, self._serve = timer, link, leave, serve
         self._met: Exception | None = None
         self._cancels: list[Callable[[], None]] = []
@@ -119,7 +125,7 @@ class Watchdog:
             seconds = self._timer.elapsed_ms(now_ms()) / 1000
             limit = self._timer.process_ms / 1000
             timed_out = self._reason is FenceReason.POLL_TIMEOUT
-            raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "")
+            raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "", self.outcome)
 
     def fence(self, reason: FenceReason, leave: Callable[[FenceReason], None]) -> None:
         """Raise the fence, unless it is up: the caller saw what no look around can show.
