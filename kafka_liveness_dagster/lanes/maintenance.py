@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _SILENT_SECONDS = 120.0
 """Spark tells every few seconds that it is at work, however long that takes."""
 
+_NOT_DELETED = "The table has gc.enabled=false. No snapshots were expired, and no orphan files were removed."
+
 
 def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -> None:
     """Compact what is settled, expire old snapshots, remove what nobody has; then show it on the table's asset.
@@ -56,14 +58,18 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
             if rewritten:
                 log.info("compacted %s into %d", number(rewritten, "file"), into)
         work.tidy()
-        work.expire(time.time(), max_age=told.max_snapshot_age_seconds, max_snapshots=told.max_snapshots)
-        orphans = None
-        if told.orphan_file_age_seconds is not None:
+        orphans, may_delete = None, work.policy().may_delete
+        if may_delete:
+            work.expire(time.time(), max_age=told.max_snapshot_age_seconds, max_snapshots=told.max_snapshots)
+        if may_delete and told.orphan_file_age_seconds is not None:
             orphans = work.remove_orphans(time.time(), min_age=told.orphan_file_age_seconds)
         after = work.figures()
     if work.gave_way:
         log.warning("gave way to the lanes' commits %s: what is left is done next time", number(work.gave_way, "time"))
     metadata = {**_shown(before, after), "gave_way": dg.MetadataValue.int(work.gave_way)}
+    if not may_delete:
+        log.info("%s: %s", table.name, _NOT_DELETED)
+        metadata["not_deleted"] = dg.MetadataValue.text(_NOT_DELETED)
     if orphans is not None:
         metadata["orphan_files_removed"] = dg.MetadataValue.int(orphans)
     storage = storage_of(context)
