@@ -179,7 +179,7 @@ def test_deleted_rows_are_gone_from_the_files(spark, table, ledger):
 
 
 def test_a_table_that_forbids_deletion_keeps_its_snapshots_and_files(live, table, spark):
-    """With ``gc.enabled=false``, which Nessie sets, expiry and orphan files are skipped; the run succeeds and shows it."""
+    """With ``gc.enabled=false``, which Nessie sets, expiry and orphan files are skipped, and the run succeeds."""
     live.run(lambda batch: batch.select("topic", "partition", "offset"))
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('gc.enabled'='false')")
     before, rows = Maintenance(spark, IcebergTable(table)).figures(), held(spark, table)
