@@ -145,6 +145,10 @@ class IcebergTable:
         """What Spark tells of it, by name; a column of such a name comes before, and is not told. No job is run."""
         return {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {self.quoted}").collect()}
 
+    def properties(self, session: SparkSession) -> dict[str, str]:
+        """Read its table properties, by name."""
+        return {row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()}
+
     def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
         """The rows as they were at a snapshot."""
         return session.sql(f"SELECT * FROM {self.quoted} VERSION AS OF {snapshot_id}")
