@@ -32,8 +32,8 @@ _UNREACHABLE = _SILENT | {
     KafkaError._RESOLVE,  # noqa: SLF001
 }
 _LOGIN = KafkaError._AUTHENTICATION  # noqa: SLF001
-"""A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a session. A
-broker refuses that in the first second of a session, and a token that is about to expire makes sessions that short.
+"""A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a session.
+A broker refuses that in the first second of a session, and a token that is about to expire makes sessions that short.
 Whether the login is refused for good is told by the next look at the cluster, whose client hears why."""
 _MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,

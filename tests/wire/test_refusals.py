@@ -31,7 +31,7 @@ def test_silence_may_pass(code):
 
 
 def test_a_login_that_is_renewed_ends_no_membership():
-    """A token that is about to expire makes a session of a second, in which the broker refuses librdkafka's next login."""
+    """A token that is about to expire makes a session of a second, and the broker refuses another login in it."""
     cut_off = KafkaError(KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure")
     assert is_passing(cut_off)
     assert is_held_up(cut_off)
