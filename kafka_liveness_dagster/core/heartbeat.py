@@ -45,11 +45,13 @@ class FenceReason(Coded):
 
 
 _REMEDIES = {
-    FenceReason.POLL_TIMEOUT: "Lower max_poll_records or raise max_batch_seconds",
+    FenceReason.POLL_TIMEOUT: "Fix: lower max_poll_records, or raise max_batch_seconds",
     FenceReason.PARTITIONS_LOST: "The process was silent for longer than its session timeout: a paused machine, or "
     "no network. Raise session_timeout_seconds where that is usual",
-    FenceReason.REPLACED: "Give each consumer of the group a group_instance_id of its own",
+    FenceReason.REPLACED: "Fix: give each consumer of the group a group_instance_id of its own",
 }
+RETRIED = "the batch is retried with the next poll, or by the next owner of its partitions"
+"""The outcome of a batch that its member could not commit, where no live lane skips ahead."""
 
 
 _BACK = "back"

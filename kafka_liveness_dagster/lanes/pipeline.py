@@ -103,7 +103,7 @@ class Pipeline:
         )
 
     def run(self, lane: Lane, next_batch: Source, log: Logger, on_quarantine: LeftOut, tally: Counts) -> None:
-        """Process and commit every batch; one that is too slow, or was lost to another member, comes again.
+        """Process and commit every batch; one that is too slow, or was lost to another member, is retried, or pending.
 
         Args:
             lane: where the batches are committed.
@@ -116,7 +116,7 @@ class Pipeline:
             FencedError: this process is finished with the group; Spark was cancelled.
             PoisonedOffsetError: an offset is too slow in a batch of its own.
             BadRecordError: too many records fail alone.
-            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed comes again.
+            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed is retried, or pending.
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
@@ -144,7 +144,8 @@ class Pipeline:
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
                         on_quarantine(poison, self._passed(poison, batch, lane, fenced), "too slow alone")
-                    log.warning("%s: %s. At most %d offsets next", batch, fenced, sizer.bound)
+                    smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
+                    log.warning("%s: %s%s", batch, fenced, smaller)
 
     def _recover(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange]) -> None:
         """Repeat what a dead run may have skipped after it wrote these ranges: late records and metrics."""

@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.spark import schema, snapshots
-from kafka_liveness_dagster.spark.counting import count_rows, rows_of
+from kafka_liveness_dagster.spark.counting import rows_of, summed
 from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
 from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
@@ -34,10 +34,11 @@ from kafka_liveness_dagster.spark.transformed import Transformed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, Observation, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.spark.counting import RowSums
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.table import Shape
 
@@ -252,7 +253,7 @@ class Attempt:
             return self._created(frame, summary)
         found = fit(frame, shape.columns, table.name)
         frame = inside(schema.widened(frame, found.lacking), ranges)
-        written, counted = count_rows(frame)
+        written, counted = summed(frame)
         replaced: tuple[OffsetRange, ...] | None = merged(ranges)
         if self.cuts and snapshot_id is not None:
             of.may_go_on()
@@ -315,11 +316,11 @@ class Attempt:
         of = self.of
         check_new(frame.schema.fields, of.table.name)
         schema.check_properties(of.table, of.session, of.layout)
-        written, counted = count_rows(inside(frame, of.ranges))
+        written, counted = summed(inside(frame, of.ranges))
         schema.create(of.table, written, of.ranges, summary, of.layout)
         schema.keep_sorted(of.table, of.session, of.layout)
         return lambda: self._landed(counted)
 
-    def _landed(self, counted: Observation) -> int:
+    def _landed(self, counted: RowSums) -> int:
         failpoint(Failpoint.AFTER_TABLE_COMMIT)
         return rows_of(counted, self.of.session, self.of.table, self.of.ranges)

@@ -12,6 +12,7 @@ from pyspark.errors import AnalysisException
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.counting import RowSums
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import is_missing
 from kafka_liveness_dagster.spark.iceberg import write
@@ -145,7 +146,7 @@ def test_an_iceberg_whose_plans_tell_no_snapshot_is_asked_for_it(spark, table, m
 
 def test_rows_are_counted_also_where_spark_does_not_say(spark, table, monkeypatch):
     """A busy server sends no count of what it wrote: five rows are not none."""
-    monkeypatch.setattr("pyspark.sql.connect.observation.Observation.get", {})
+    monkeypatch.setattr(RowSums, "report", lambda *_: None)
     assert [put(spark, table, orders(start, start + 5)).rows for start in (0, 5, 0)] == [5, 5, 5]
 
 
