@@ -95,7 +95,8 @@ def write(
 
     Raises:
         RowsMissingError: the table lost what the ledger knows it held.
-        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other.
+        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other; or the table has
+            properties that batches cannot be written with.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
         StorageError: catalog or store is away, or refuses.
@@ -263,7 +264,7 @@ class Attempt:
         of = self.of
         table, session, ranges = of.table, of.session, of.ranges
         of.may_go_on()
-        shape = table.shape(session)
+        shape = table.shape_to_write(session)
         self._is_new, self.columns = shape is None, None if shape is None else shape.columns
         snapshot_id = None if shape is None else table.snapshot_id(session)
         summary = {"kafka-liveness.ranges": names(ranges)}
@@ -325,12 +326,14 @@ class Attempt:
         """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
 
         None where files may have offsets of several partitions, so that no ranges tell them from others: by the table's
-        partitions, or by those of before, which some of its files still have.
+        partitions, or by those of before, which some of its files still have. None too where a file has no bounds.
         """
         of = self.of
         if self.cuts > _WHOLE_FILES_TRIED or not shape.is_by_kafka_partition:
             return written, None
-        replaced = whole_files(of.ranges, of.table.files(of.session, snapshot_id, of.ranges))
+        if (files := of.table.files(of.session, snapshot_id, of.ranges)) is None:
+            return written, None
+        replaced = whole_files(of.ranges, files)
         for side in layers(without(replaced, of.ranges)):  # apart, so that no new file spans the batch again
             survivors = of.table.at(of.session, snapshot_id).where(condition(side))
             survivors = schema.in_shape(survivors, found.after)  # a union adds no field to an array's structs
@@ -341,6 +344,7 @@ class Attempt:
         """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
         of = self.of
         check_new(frame.schema.fields, of.table.name)
+        schema.check_properties(of.table, of.session, of.layout)
         written, counted = summed(inside(frame, of.ranges))
         schema.create(of.table, written, of.ranges, summary, of.layout)
         schema.keep_sorted(of.table, of.session, of.layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError, TableSchemaError
+from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError, StorageError, TableSchemaError
 from kafka_liveness_dagster.spark.iceberg import write
 from tests.timeouts import connect
 
@@ -332,7 +333,36 @@ def test_a_table_with_another_key_is_refused(refused, made, key, match):
 def test_a_warehouse_that_cannot_be_written_leaves_no_namespace(services, refused, table):
     """No rights, or something else in the folder's place: the catalog has neither the table nor its namespace."""
     (Path(services.warehouse) / table.split(".")[1]).write_text("a file where the folder should be")
-    refused(SparkFailedError, f"could not write orders:3:0-5 to {table} .*Failed to create", table, "1 AS v")
+    says = f"orders:3:0-5 could not be written to {table}: its store does not take or give files .*Parent path is not"
+    refused(StorageError, says, table, "1 AS v")
+
+
+@pytest.fixture
+def small_disk(services, made):
+    """Make a table whose data files are on a disk of 64 kB: ``small_disk(columns) -> its name``."""
+    folders = []
+
+    def make(columns):
+        table = made(columns)
+        folders.append(Path(services.warehouse, *table.split(".")[1:], "data"))
+        folders[0].mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folders[0])]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            folders.clear()
+            pytest.skip("only root may mount a small disk")
+        return table
+
+    yield make
+    for folder in folders:
+        umount = ["umount", "-l", str(folder)]
+        subprocess.run(umount, check=True)
+
+
+def test_a_store_that_is_full_is_the_storages_error(refused, small_disk):
+    """No record is looked for, and no transform is to be mended."""
+    table, large = small_disk("v string"), "array_join(transform(sequence(1, 9999), x -> string(rand())), '') AS v"
+    error = refused(StorageError, f"{table}: its store is full .*No space left on device.*free space", table, large)
+    assert isinstance(error.__cause__, PySparkException)
 
 
 def test_a_column_that_another_writer_adds_meanwhile_is_its_column(warm_spark, made, rows):
