@@ -219,6 +219,12 @@ KAFKA = {
     "ssl_key_location": [7, "a\0"],
     "ssl_key_password": [7, "hunter2\0"],
     "ssl_endpoint_identification_algorithm": ["", "HTTPS", 7, None],
+    "sasl_oauthbearer_client_id": [7, "a\0", " etl"],
+    "sasl_oauthbearer_client_secret": [7, "hunter2\0", ["hunter2"], " hunter2"],
+    "sasl_oauthbearer_token_endpoint_url": [7, "a\0"],
+    "sasl_oauthbearer_scope": [7, "a\0"],
+    "sasl_oauthbearer_extensions": [7, "a\0"],
+    "https_ca_location": [7, "a\0"],
 }
 SPARK = {
     "remote": ["", "spark:1", "sc://", "sc://h:0", "sc://h:99999", "sc://h:x", "sc://[::1", "sc://h:1/x", "sc://h:1/;token",

@@ -62,7 +62,7 @@ def _unless_it_fails(area: str, check: str, ask: Callable[[], Iterator[Finding]]
 def _kafka(settings: KafkaSettings, group_id: str | None, *, is_embedded: bool) -> Iterator[Finding]:
     setup = Setup(settings)
     brokers, how = setup.brokers(), settings.security
-    login = "" if how.sasl_username is None else f" as {how.sasl_username!r}"
+    login = "" if how.login is None else f" as {how.login!r}"
     told_of = f"{settings.bootstrap_servers}, {len(brokers)} broker(s), {how.security_protocol}{login}"
     yield Finding("kafka", "brokers", OK(told_of))
     cluster = setup.cluster(brokers, _OF_CLUSTER)

@@ -174,6 +174,9 @@ REGISTRY = Name(
     "(username, password), blanks or a question mark",
     _is_registry,
 )
+ENDPOINT = Name(
+    "a web address, https://host/path or http://…, without a user or password, blanks or a question mark", _is_bare_url
+)
 REMOTE = Name(
     "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",
     _is_remote,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
 from kafka_liveness_dagster.core.fairness import Batch, Rotation, Wanted
-from kafka_liveness_dagster.core.heartbeat import PollTimer
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, rows_missing
@@ -134,7 +134,8 @@ class LivenessConsumer:
         release = kind is None or not issubclass(kind, Exception)
         if error is not None and not release:
             self._say_what_follows(error)
-        self.close(release=release)
+        is_interrupt = kind is not None and release and kind is not GeneratorExit
+        self._close(release=release, why=FenceReason.INTERRUPTED if is_interrupt else FenceReason.CLOSED)
 
     def poll(
         self,
@@ -223,14 +224,25 @@ class LivenessConsumer:
             raise PoisonedOffsetError([poison], self.timeouts.process_ms / 1000, outcome)
         self._poison.add(poison)
 
+    def plan_again(self) -> None:
+        """Plan what is not committed again with the next poll, which reads the log's ends and the topic's id anew.
+
+        For a batch whose records could not be read: if the broker has deleted them, the poll says so or passes them.
+        """
+        if (lane := self._memberships.lane) is not None:
+            lane.plan_again()
+
     def leave(self) -> None:
         """Leave the group and release the partitions; both commit logs and the witness can still be read."""
         self._memberships.close(release=True)
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
+        self._close(release=release, why=FenceReason.CLOSED)
+
+    def _close(self, *, release: bool, why: FenceReason) -> None:
         try:
-            self._memberships.close(release=release)
+            self._memberships.close(release=release, why=why)
         finally:
             self._reader.close()
             if self._second is not None:

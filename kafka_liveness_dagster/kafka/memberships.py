@@ -120,11 +120,11 @@ class Memberships:
         self._check(lane)
         return committed
 
-    def close(self, *, release: bool) -> None:
+    def close(self, *, release: bool, why: FenceReason = FenceReason.CLOSED) -> None:
         """Leave for good; a fence that is up already says itself whether the partitions are released."""
         fenced = self.watchdog.reason  # its thread may be about to leave
         try:
-            self.watchdog.stop()
+            self.watchdog.stop(why)
         finally:
             if self.lane is not None:
                 self.lane.member.leave(release=release if fenced is None else fenced.releases)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.heartbeat import PollTimer
     from kafka_liveness_dagster.kafka.link import RunLink
 
+    Leave = Callable[[FenceReason], FenceReason | None]
+
 LOOK_SECONDS = 0.1
 RUN_STATE_SECONDS = 1.0
 _STOP_SECONDS = 30.0
@@ -41,7 +43,8 @@ class Watchdog:
         timer: the poll timer; polls are reported with ``polled``.
         link: the run to watch.
         leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up. It may
-            wait for whoever uses the client; so nothing of this class is held meanwhile.
+            wait for whoever uses the client; so nothing of this class is held meanwhile. It may return another reason,
+            which the client named as it left.
         serve: called all the time until the fence goes up, on a thread of its own: answer the group
             (``liveness="progress"``); None where only the owner's polls do.
         outcome: of a batch that may not be committed any more, as a clause of the error.
@@ -54,7 +57,7 @@ class Watchdog:
         self,
         timer: PollTimer,
         link: RunLink,
-        leave: Callable[[FenceReason], None],
+        leave: Leave,
         serve: Callable[[], None] | None = None,
         outcome: str = RETRIED,
     ) -> None:
@@ -79,10 +82,10 @@ class Watchdog:
         if self._serve is not None:
             threading.Thread(target=self._answer, name="kafka-liveness-heartbeat", daemon=True).start()
 
-    def stop(self) -> None:
+    def stop(self, why: FenceReason = FenceReason.CLOSED) -> None:
         """End the watch for good: the consumer is closed, and commits raise from now on."""
         with self._raising:
-            self._reason = self._reason or FenceReason.CLOSED
+            self._reason = self._reason or why
             self._stopped.set()
         self._news.set()
         # Before the leave: who sees the group without this member is to know why
@@ -127,7 +130,7 @@ class Watchdog:
             timed_out = self._reason is FenceReason.POLL_TIMEOUT
             raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "", self.outcome)
 
-    def fence(self, reason: FenceReason, leave: Callable[[FenceReason], None]) -> None:
+    def fence(self, reason: FenceReason, leave: Leave) -> None:
         """Raise the fence, unless it is up: the caller saw what no look around can show.
 
         Args:
@@ -141,7 +144,7 @@ class Watchdog:
         """Why the fence is up, None while it is not."""
         return self._reason
 
-    def rearm(self, leave: Callable[[FenceReason], None] | None = None) -> None:
+    def rearm(self, leave: Leave | None = None) -> None:
         """Take a fence down after the member it ended has left: a new member is about to join.
 
         Args:
@@ -230,22 +233,30 @@ class Watchdog:
                 log.exception("could not tell Dagster: %s", why)
             self._told = why
 
-    def _raise_fence(self, reason: FenceReason, of: Callable[[FenceReason], None] | None = None) -> None:
+    def _raise_fence(self, reason: FenceReason, of: Leave | None = None) -> None:
         with self._raising:
             outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.expired(now_ms())
             if self._reason is not None or outdated or (of is not None and of != self._leave):
                 return
             self._reason, leave = reason, self._leave  # first the fence, then everything that takes time
+        is_sure = reason is not FenceReason.PARTITIONS_LOST
         is_cancelled = self._cancel(self._cancels)
-        is_told = self._tell_in_time(_FENCED_TELL_SECONDS, reason)  # before the leave, too, but its partitions wait
+        # Before the leave, too, but its partitions wait
+        is_told = self._tell_in_time(_FENCED_TELL_SECONDS, reason if is_sure else None)
         try:
-            leave(reason)
+            named = leave(reason) or reason
         except Exception:  # the session timeout ends what could not be left
             log.exception("could not leave the group")
+            named = reason
+        with self._raising:
+            if self._reason is reason:  # which the thread that asks Dagster tells it, too
+                self._reason = named
+        if not is_sure:
+            log.warning("fenced: %s", named.value, extra={"fence": named})
         if not is_cancelled:  # nor can one be started now: the member is out of its group, this may take its time
             self._call(self._cancels)
         if not is_told:
-            self._tell(reason)
+            self._tell(named if is_sure else None)
 
     def _cancel(self, cancels: list[Callable[[], None]]) -> bool:
         """In a thread of its own: a Spark server that does not answer must not keep the member in its group.

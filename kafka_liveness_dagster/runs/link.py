@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState
+from kafka_liveness_dagster.core.heartbeat import Away, RunState
 from kafka_liveness_dagster.core.processes import Sign, Word
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_place
 from kafka_liveness_dagster.runs.signs import word_of
@@ -127,7 +127,7 @@ def _catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
 
 
 def _tell_away(storage: RunStorage, run: dg.DagsterRun, why: Away) -> None:
-    is_closed = why.reason is FenceReason.CLOSED
+    is_closed = why.reason.is_close
     if not (is_closed or why.is_back) and GROUP_TAG in run.tags:
         of = {GROUP: run.tags[GROUP_TAG], LANE: run.tags.get(LANE_TAG, ""), REASON: why.reason.code}
         telemetry.tell(FENCES, 1, of)

@@ -222,6 +222,12 @@ class KafkaResourceSettings(Declared):
     ssl_key_location: kinds.Text | None
     ssl_key_password: kinds.Text | None = Field(repr=False)
     ssl_endpoint_identification_algorithm: Annotated[str, kinds.one_of(HOST_NAME_CHECKS)]
+    sasl_oauthbearer_client_id: kinds.Text | None
+    sasl_oauthbearer_client_secret: kinds.Text | None = Field(repr=False)
+    sasl_oauthbearer_token_endpoint_url: kinds.Text | None
+    sasl_oauthbearer_scope: kinds.Text | None
+    sasl_oauthbearer_extensions: kinds.Text | None
+    https_ca_location: kinds.Text | None
     bootstrap_servers: kinds.Servers
     session_timeout_seconds: kinds.Budget | None
     heartbeat_interval_seconds: kinds.Budget | None
@@ -233,9 +239,9 @@ class KafkaResourceSettings(Declared):
         """What the fields say against each other; what a variable holds is known in a run."""
         yield from refusals(self.extra)
         given = {name: getattr(self, name) for name in NAMES}
-        words = ("security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm")
-        if not any(isinstance(given[name], dg.EnvVar) for name in words):
-            yield from contradictions(given)
+        variables = {name for name, value in given.items() if isinstance(value, dg.EnvVar)}
+        if not variables & {"security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm"}:
+            yield from contradictions(given, variables)
 
 
 class SparkResourceSettings(Declared):

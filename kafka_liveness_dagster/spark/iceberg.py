@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.spark import schema, snapshots
 from kafka_liveness_dagster.spark.counting import rows_of, summed
-from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
+from kafka_liveness_dagster.spark.errors import SparkFailedError, TableSchemaError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
 from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
 from kafka_liveness_dagster.spark.inside import inside
@@ -208,11 +208,24 @@ class TableWrite:
             return not_kept
         if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
             return unreadable
+        if isinstance(error, AnalysisException) and (replaced := self._is_no_table_now()):
+            return replaced
         return SparkFailedError(
             f"Spark could not write {names(self.ranges)} to {self.table.name} ({in_short(error)}): the table has all "
             "of the batch or nothing, no offset of it was committed, and it comes again; mend the transform or what "
             "the reason names, the server's log has the rest"
         )
+
+    def _is_no_table_now(self) -> TableSchemaError | None:
+        """Return why the table cannot be written any more, when somebody replaced it after the attempt began."""
+        try:
+            self.table.refresh(self.session)
+            self.table.shape(self.session)
+        except TableSchemaError as replaced:
+            return replaced
+        except PySparkException:
+            pass  # the error of the write says more
+        return None
 
 
 @dataclass
@@ -248,6 +261,7 @@ class Attempt:
         of.may_go_on()
         frame = of.make_frame()
         check_rows(frame, f"the rows for {table.name}")
+        table.check_main(session, is_new=shape is None)  # after the transform, which may change settings
         of.may_go_on()
         if shape is None:
             return self._created(frame, summary)

@@ -14,8 +14,8 @@ from uuid import uuid4
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.aside import start
-from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkUnreachableError
-from kafka_liveness_dagster.spark.failed import is_anew, is_away, is_cancelled
+from kafka_liveness_dagster.spark.errors import SparkCancelledError
+from kafka_liveness_dagster.spark.failed import is_cancelled, lost
 from kafka_liveness_dagster.spark.line import line_of
 
 if TYPE_CHECKING:
@@ -138,17 +138,9 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        is_new = is_anew(error)
-        if is_new or is_away(error):
-            why = (
-                ": it was started anew, or has ended this session"
-                if is_new
-                else ", and not found again in half a minute of trying"
-            )
-            raise SparkUnreachableError(
-                f"Spark at {line_of(self._session).address} was lost in the middle of a batch{why}: nothing was "
-                "committed, and the batch comes again; look at the server's log"
-            ) from error
+        line = line_of(self._session)
+        if gone := lost(error, line.address, is_released=line.is_released):
+            raise gone from error
 
     def _interrupt_until_ended(self) -> None:
         """One interrupt is not enough: an operation that was just being sent would not be hit by it."""

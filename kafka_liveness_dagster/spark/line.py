@@ -70,6 +70,7 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         self._asked, self._waits_since = 0, 0.0
         self._unheard = False
         self._sums: WeakValueDictionary[str, Sums] = WeakValueDictionary()
+        self.is_released = False  # this process ended the session, for itself or by `spark.stop()` of a user's
         self.add_interceptor(self)
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
@@ -166,7 +167,8 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
-        limit = _ASIDE.get(details.method.rpartition("/")[2])
+        method = details.method.rpartition("/")[2]
+        limit, self.is_released = _ASIDE.get(method), self.is_released or method == "ReleaseSession"
         with self._waiting(of_work=limit is None):
             asked = details if limit is None else details._replace(timeout=limit)
             answered = apart(lambda: continuation(asked, request))

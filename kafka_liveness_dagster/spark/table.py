@@ -40,6 +40,9 @@ _INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|
 _PLANNED = re.compile(r"\bsnapshotId=(\d+)\b")
 _CHECK_EVERY_SECONDS = 60.0
 _checked: WeakKeyDictionary[SparkSession, dict[str, float]] = WeakKeyDictionary()  # until when, by table
+_VIEW = "a view"
+_ASIDE = ("spark.wap.branch", "spark.wap.id")
+_MAY_BE_PUT_ASIDE = "write.wap.enabled"
 _NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
 
 
@@ -98,11 +101,10 @@ class IcebergTable:
                 raise
             if is_missing(error, self.quoted) or (kind := self._kind(session)) is None:
                 return None
-            raise TableSchemaError(
-                f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
-                "or write with a sink of your own"
-            ) from error
+            raise self._is_no_table(kind) from error
         columns = StructType(schema.fields[:-1])
+        if "_partition" in columns.names and (kind := self._kind(session)) == _VIEW:
+            raise self._is_no_table(kind)  # one of a table with Iceberg's own columns
         check_key(columns, f"table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
         check_names(columns.names, f"columns of table {self.name}", remedy)
@@ -128,6 +130,36 @@ class IcebergTable:
             )
         checked[self.name] = time.monotonic() + _CHECK_EVERY_SECONDS
         return shape
+
+    def check_main(self, session: SparkSession, *, is_new: bool = False) -> None:
+        """Pass if a write goes to the main branch, where readers find its rows.
+
+        With the table's ``write.wap.enabled`` and a setting of the session, Iceberg writes to another branch, or stages
+        the rows, and reports success. One request; the table is queried only where the session has such a setting.
+
+        Args:
+            session: the session that writes.
+            is_new: the table does not exist yet. Its catalog may give it any property.
+
+        Raises:
+            TableSchemaError: it does not.
+        """
+        told = session.client.get_config_with_defaults(*((name, None) for name in _ASIDE))
+        settings = " and ".join(f"{name}={value!r}" for name, value in zip(_ASIDE, told, strict=True) if value)
+        if not settings:
+            return
+        of_the_server = "remove the setting from the Spark server and from the transform"
+        if is_new:
+            raise TableSchemaError(
+                f"Table {self.name} does not exist, and {settings} may put its rows aside: its catalog may create it "
+                f"with {_MAY_BE_PUT_ASIDE}. Nothing was written. Fix: {of_the_server}, or create the table before."
+            )
+        if self.properties(session).get(_MAY_BE_PUT_ASIDE, "").lower() == "true":
+            raise TableSchemaError(
+                f"Table {self.name} would stay without the rows: {settings} and the table's {_MAY_BE_PUT_ASIDE}=true "
+                f"put them aside, for an audit. Nothing was written. Fix: {of_the_server}; or "
+                f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_MAY_BE_PUT_ASIDE}')"
+            )
 
     def refused(self, why: str) -> TableSchemaError:
         """The error for rows of types that the table does not take."""
@@ -204,6 +236,12 @@ class IcebergTable:
                 "batches go to the table's main branch, so name the table itself"
             )
 
+    def _is_no_table(self, kind: str) -> TableSchemaError:
+        return TableSchemaError(
+            f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
+            "or write with a sink of your own"
+        )
+
     def _kind(self, session: SparkSession) -> str | None:
         """What it is instead of an Iceberg table; None when it is not there."""
         try:
@@ -212,7 +250,7 @@ class IcebergTable:
             if error.getCondition() == NOT_FOUND:
                 return None
             raise
-        return "a view" if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
+        return _VIEW if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
 
 
 def _is_by_kafka_partition(partition: StructField) -> bool:

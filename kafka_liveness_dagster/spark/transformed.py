@@ -19,8 +19,10 @@ from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.spark.counting import RowSums, summed
-from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
-from kafka_liveness_dagster.spark.failed import in_short, is_of_source, is_the_servers, is_timestamp
+from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError, TransformError, UnreadableRecordError
+from kafka_liveness_dagster.spark.failed import in_short, is_gone, is_of_source, is_the_servers, is_timestamp, is_unread
+from kafka_liveness_dagster.spark.keepers import uncomputed
+from kafka_liveness_dagster.spark.line import line_of
 from kafka_liveness_dagster.spark.session import active
 from kafka_liveness_dagster.spark.source import read
 
@@ -69,7 +71,7 @@ class Transformed:
         Raises:
             TransformError: it raised, or gave something else than rows of this session.
             UnreadableRecordError: it looked at records of which Spark cannot read one.
-            SparkFailedError: the server cannot read from Kafka.
+            KafkaSourceError: the server cannot read from Kafka.
         """
         batch = self._read(self.ranges)
         if wanted := [*(_WEIGHT if self.weighs else ()), *(_AGE if self.dates else ())]:
@@ -110,25 +112,29 @@ class Transformed:
 
     def _of(self, batch: DataFrame) -> DataFrame:
         try:
-            with active(self.session):
-                rows = self.transform(batch)
-            if isinstance(rows, DataFrame):
-                _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
-                _ = rows._plan.observations  # noqa: SLF001 - the write would raise what it raises, and name no batch
+            rows = self._called(batch)
         except Exception as error:
             if isinstance(error, (KafkaLivenessError, *self.let_pass)):
                 raise
+            if line_of(self.session).is_released:
+                raise self._stopped() from error
             if isinstance(error, PySparkException):
-                if is_the_servers(error):
-                    raise
-                self._check_source(batch)
-                if unreadable := self.unreadable(error):  # met by a look that the transform took itself
-                    raise unreadable from error
+                self._check_whose(error, batch)  # met by a query of the transform itself
             raise self._refused(f"raised {_named(error)}", _remedy(error, self.transform)) from error
         if not isinstance(rows, DataFrame):
             raise self._refused(f"returned {_kind(rows)} instead of a DataFrame", _hint(rows))
         if rows.sparkSession is not self.session:
             raise self._refused("returned a DataFrame of another Spark session", "make it of the batch it is given")
+        return rows
+
+    def _called(self, batch: DataFrame) -> Any:
+        with active(self.session):
+            rows = self.transform(batch)
+        if line_of(self.session).is_released:
+            raise self._stopped()
+        if isinstance(rows, DataFrame):
+            _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
+            _ = rows._plan.observations  # noqa: SLF001 - the write would raise what it raises, and name no batch
         return rows
 
     def mean_bytes(self) -> float | None:
@@ -165,13 +171,19 @@ class Transformed:
     def _read_sums(self) -> RowSums | None:
         return self._sums[0] if self._sums else None
 
-    def unreadable(self, error: PySparkException) -> UnreadableRecordError | SparkFailedError | None:
-        """Why Spark's Kafka source failed: a record, by name, or its options; None for other errors.
+    def unreadable(self, error: PySparkException) -> UnreadableRecordError | KafkaSourceError | StorageError | None:
+        """Why it is no fault of the transform's: a record by name, the source, or a disk; None for other errors.
 
         Reads the batch again to find the record.
         """
         if is_of_source(error):
             return self._no_source(error)
+        if is_gone(error):
+            return self._gone(error)
+        if is_unread(error):
+            return self._unread(error)
+        if full := uncomputed(error, listed(self.ranges, most=1)):
+            return full
         if not is_timestamp(error):
             return None
         where: Sequence[OffsetRange] = self.ranges
@@ -196,15 +208,39 @@ class Transformed:
             raise
         return False
 
-    def _check_source(self, batch: DataFrame) -> None:
-        """Whether the batch itself was the problem."""
+    def _check_whose(self, error: PySparkException, batch: DataFrame) -> None:
+        """Raise what is no fault of the transform's: the batch itself may be the problem."""
+        if is_the_servers(error):
+            raise error
+        if unreadable := self.unreadable(error):
+            raise unreadable from error
         try:
             _ = batch.schema
-        except PySparkException as error:
-            raise self._no_source(error) from error
+        except PySparkException as of_batch:
+            raise self._no_source(of_batch) from of_batch
 
-    def _no_source(self, error: PySparkException) -> SparkFailedError:
-        return SparkFailedError(
+    def _gone(self, error: PySparkException) -> KafkaSourceError:
+        is_topic = not (error.getCondition() or "").startswith("KAFKA_DATA_LOSS")
+        what = "their topic or partition is no longer there" if is_topic else "the broker deleted records of them"
+        return KafkaSourceError(
+            f"Spark could not read {listed(self.ranges, most=1)}: {what} since they were planned "
+            f"({in_short(error)}): nothing of the batch was written or committed; raise the topic's retention",
+            is_lost=True,
+        )
+
+    def _unread(self, error: PySparkException) -> KafkaSourceError:
+        servers = self.options.get("kafka.bootstrap.servers")
+        return KafkaSourceError(
+            f"the Spark server got no answer, or a refusal, from Kafka at {servers} for {listed(self.ranges, most=1)} "
+            f"({in_short(error)}): nothing of the batch was written or committed, and it comes again; the brokers' "
+            "advertised.listeners have to be reached from Spark's machines too, and the login needs READ on the topic"
+        )
+
+    def _stopped(self) -> TransformError:
+        return self._refused("stopped the Spark session of its batch", "leave out `spark.stop()`: the run ends it")
+
+    def _no_source(self, error: PySparkException) -> KafkaSourceError:
+        return KafkaSourceError(
             f"the Spark server cannot read from Kafka ({in_short(error)}): nothing was read or written; it needs "
             "Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and options of the "
             "Kafka resource that this one knows"

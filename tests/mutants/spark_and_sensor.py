@@ -589,7 +589,7 @@ _LETTER = (
     Mutant(
         name="a storage error is looked for in the records",
         file="lanes/dead_letters.py",
-        old="        if isinstance(failed, StorageError):\n",
+        old="        if isinstance(failed, (KafkaSourceError, StorageError)):\n",
         new="        if failed is None:\n",
         killed_by=f"{_LETTERS}test_a_storage_error_blames_no_record",
         invariant="DID NOT RAISE StorageError",

@@ -114,7 +114,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (iceberg, "fit", lambda *_: _FITS),
     (iceberg, "inside", lambda frame, _ranges: frame),
     (iceberg, "schema", SimpleNamespace(widened=lambda frame, _lacking: frame, may_fan_out=bool)),
-    (iceberg, "count_rows", lambda frame: (frame, frame)),
+    (iceberg, "summed", lambda frame: (frame, frame)),
     (iceberg, "snapshots", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
     (iceberg, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
     (ledger_text, "decode", _decoded),  # the same texts, again and again

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.ledger_text import encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.sensor import table_look
 from kafka_liveness_dagster.sensor.table_look import TableLook
+from tests.remotes import spark_at
 from tests.wire.connect_server import RECORDS
 
 SECONDS = 10.0  # a wait this long is in vain
@@ -37,7 +37,7 @@ def short(monkeypatch):
 def look(server):
     """A query of the table on the server."""
     server.has_table(QUOTED, RECORDS)
-    spark = kl.SparkConnectResource(remote=server.remote)
+    spark = spark_at(server.remote)
     return lambda **limits: TableLook(TABLE, spark, **{"connect_seconds": SECONDS, **limits})
 
 

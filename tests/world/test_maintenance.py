@@ -20,6 +20,7 @@ from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.maintenance import Maintenance
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.remotes import spark_at
 from tests.waiting import wait_for
 from tests.world.live_runs import LiveRuns
 from tests.world.silent_proxy import SilentProxy
@@ -284,7 +285,7 @@ def test_a_spark_that_falls_silent_ends_it(services, live, monkeypatch):
         monkeypatch.setattr(Maintenance, "compact", silently)
         asset = kl.kafka_asset(**live.settings)(lambda batch: batch)
         remote = PORT.sub(f":{proxy.port}", services.spark_remote, count=1)
-        resources = dg.Definitions(resources={"kafka": live.kafka, "spark": kl.SparkConnectResource(remote=remote)})
+        resources = dg.Definitions(resources={"kafka": live.kafka, "spark": spark_at(remote)})
         job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_maintenance_job")
         run = job.execute_in_process(raise_on_error=False)
     assert run.failure_data_for_node("maintain_orders").error.cause.cls_name == "SparkSilentError"

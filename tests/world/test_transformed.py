@@ -7,6 +7,8 @@ import time
 import dagster as dg
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
@@ -15,6 +17,8 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import (
+    KafkaSourceError,
+    RowsOutsideBatchError,
     SparkCancelledError,
     SparkFailedError,
     TransformError,
@@ -290,3 +294,89 @@ def test_an_observation_of_the_transform_that_is_used_twice_is_named(made):
 
     with pytest.raises(TransformError, match=r"raised TypeError: .*SPARK-56322.*by a name"):
         made(transform)()
+
+
+@pytest.fixture
+def expired(services, make_topic, produce):
+    """A topic of 20 records of which the broker has deleted the first 10."""
+    topic = make_topic()
+    produce(services.bootstrap_servers, topic, 0, map(str, range(20)))
+    admin, start = AdminClient({"bootstrap.servers": services.bootstrap_servers}), KafkaTopicPartition(topic, 0, 10)
+    admin.delete_records([start])[KafkaTopicPartition(topic, 0)].result()
+    return topic
+
+
+def looks(batch):
+    """Read the batch in the transform."""
+    batch.count()
+    return batch
+
+
+@pytest.mark.parametrize("transform", [lambda batch: batch, looks], ids=["in the write", "in the transform"])
+def test_records_that_are_gone_are_the_fault_of_no_transform(services, warm_spark, expired, table, transform):
+    """The broker deleted them, or their partition: who planned the batch can look at the log again."""
+    options = {"kafka.bootstrap.servers": services.bootstrap_servers}
+    for where, says in (
+        (OffsetRange(expired, 0, 0, 20), "deleted"),
+        (OffsetRange(expired, 7, 0, 20), "no longer"),
+        (OffsetRange(f"{expired}-gone", 0, 0, 20), "no longer"),
+    ):
+        rows = Transformed(transform, warm_spark, [where], options)
+        for fails in (lambda r=rows: write(warm_spark, table, r.ranges, r), lambda r=rows: r.failure(r.ranges)):
+            with pytest.raises(KafkaSourceError, match=f"{where}.*{says}") as told:
+                fails()
+            assert told.value.is_lost
+            assert isinstance(told.value.__cause__, PySparkException)
+    rows = Transformed(transform, warm_spark, [OffsetRange(expired, 0, 10, 20)], options)
+    assert rows.failure(rows.ranges) == ""
+
+
+def test_brokers_that_spark_does_not_reach_are_the_fault_of_no_transform(warm_spark, table):
+    """Nor of a record: nobody looks for one."""
+    fast = {"kafka.default.api.timeout.ms": "1000", "kafka.request.timeout.ms": "1000"}
+    ranges = (OffsetRange("orders", 0, 0, 20),)
+    rows = Transformed(looks, warm_spark, ranges, {"kafka.bootstrap.servers": "127.0.0.1:1", **fast})
+    with pytest.raises(KafkaSourceError, match=r"127\.0\.0\.1:1.*advertised\.listeners") as told:
+        write(warm_spark, table, ranges, rows)
+    assert not told.value.is_lost
+
+
+def test_a_transform_that_stops_its_session_is_told_so(services, make_topic, produce, table):
+    """The server was not started anew; another session of the process does not matter."""
+    topic, options = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
+    produce(services.bootstrap_servers, topic, 0, "abc")
+    ranges = (OffsetRange(topic, 0, 0, 3),)
+
+    def stops(batch):
+        batch.sparkSession.stop()
+        return batch
+
+    def stops_and_looks(batch):
+        return looks(stops(batch))
+
+    for transform in (stops, stops_and_looks):
+        session = connect(services.spark_remote)
+        says = rf"{transform.__name__} stopped .*leave out `spark\.stop\(\)`"
+        with pytest.raises(TransformError, match=says), SparkJob(session):
+            write(session, table, ranges, Transformed(transform, session, ranges, options))
+
+
+def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, produce, table):
+    """An aggregate without grouping gives a row of no records: it has no topic, partition and offset."""
+    topic, options = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
+    produce(services.bootstrap_servers, topic, 0, "abc")
+    keys = [f"max({name}) AS {name}" for name in ("topic", "partition", "offset")]
+    ranges = (OffsetRange(topic, 0, 0, 3),)
+    totals = Transformed(lambda batch: batch.where("value = 'z'").selectExpr(*keys), warm_spark, ranges, options)
+    for fails in (
+        lambda: write(warm_spark, table, ranges, totals),
+        lambda: replace(lambda r: r.rows.count(), ranges, totals),
+    ):
+        with pytest.raises(RowsOutsideBatchError, match=r"row of null:null:null, which is not.*GROUP BY topic"):
+            fails()
+    half = Transformed(
+        lambda batch: batch.selectExpr("topic", "partition", "nullif(offset, 1) AS offset"),
+        *(warm_spark, ranges, options),
+    )
+    with pytest.raises(RowsOutsideBatchError, match=f"row of {topic}:0:null, which is not"):
+        write(warm_spark, table, ranges, half)
