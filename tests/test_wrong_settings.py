@@ -403,6 +403,16 @@ def test_what_contradicts_itself_is_told_at_once_too():
         assert words in said
 
 
+def test_table_properties_that_no_later_batch_could_be_written_with_are_refused():
+    """With the values that are needed, where the asset is declared and not in its second batch."""
+    properties = {"write.format.default": "avro", "write.metadata.metrics.column.offset": "none"}
+    with pytest.raises(InvalidSettingError) as refusal:
+        asset(iceberg=kl.Iceberg(table_properties=properties))
+    said = str(refusal.value)
+    assert "write.format.default=avro (its files have no column bounds" in said
+    assert "{'write.format.default': 'parquet', 'write.metadata.metrics.column.offset': 'full'}" in said
+
+
 def test_windows_of_time_need_a_beginning_and_a_table():
     """And what is said of them means nothing without them."""
     with pytest.raises(InvalidSettingError, match="has complete_every='1h' and no first window"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.heartbeat import RETRIED, FenceReason
 from kafka_liveness_dagster.core.names import shown
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AccessRefusedError(KafkaLivenessError):
 
 
 class CommitRefusedError(KafkaLivenessError):
-    """An offset commit was refused: the batch counts as not processed and comes again."""
+    """An offset commit was refused: the batch counts as not processed."""
 
 
 class FencedError(CommitRefusedError):
@@ -77,12 +77,13 @@ class FencedError(CommitRefusedError):
         reason: why; ``reason.may_rejoin`` tells whether the next poll makes a new member.
     """
 
-    def __init__(self, reason: FenceReason, detail: str = "") -> None:
+    def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRIED) -> None:
+        """Name the reason and what becomes of the batch; partitions that are released are resumed in order."""
         self.reason = reason
         remedy = f". {reason.remedy}" if reason.remedy else ""
         super().__init__(
-            f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and the batch comes again with "
-            f"the next poll or the next owner of its partitions{remedy}"
+            f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and "
+            f"{RETRIED if reason.releases else outcome}{remedy}"
         )
 
 

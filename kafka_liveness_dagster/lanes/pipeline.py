@@ -23,7 +23,7 @@ from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late import LateRecords
 from kafka_liveness_dagster.lanes.tables import witness_of
 from kafka_liveness_dagster.runs.tags import budget_of
-from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkSilentError, TransformError
+from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.sink import Sink, SinkWitness
     from kafka_liveness_dagster.spark.transformed import Transformed
+
+_PLANNED_AGAIN = 3
+"""So often in a row, with nothing committed in between: a broker that deletes what is read may do it again."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class Pipeline:
         )
 
     def run(self, lane: Lane, next_batch: Source, log: Logger, on_quarantine: LeftOut, tally: Counts) -> None:
-        """Process and commit every batch; one that is too slow, or was lost to another member, comes again.
+        """Process and commit every batch; one that is too slow, or was lost to another member, is retried, or pending.
 
         Args:
             lane: where the batches are committed.
@@ -116,11 +119,11 @@ class Pipeline:
             FencedError: this process is finished with the group; Spark was cancelled.
             PoisonedOffsetError: an offset is too slow in a batch of its own.
             BadRecordError: too many records fail alone.
-            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed comes again.
+            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed is retried, or pending.
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        sizer = BatchSizer(self.most_records, self.auto, self.most_bytes)
+        sizer, planned_again = BatchSizer(self.most_records, self.auto, self.most_bytes), 0
         with BatchLines(log) as lines, InFlightWrites() as in_flight:
 
             def commit_first() -> None:
@@ -144,7 +147,17 @@ class Pipeline:
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
                         on_quarantine(poison, self._passed(poison, batch, lane, fenced), "too slow alone")
-                    log.warning("%s: %s. At most %d offsets next", batch, fenced, sizer.bound)
+                    smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
+                    log.warning("%s: %s%s", batch, fenced, smaller)
+                except KafkaSourceError as gone:
+                    planned_again += 1
+                    if not gone.is_lost or planned_again > _PLANNED_AGAIN:
+                        raise
+                    in_flight.drop()
+                    lane.plan_again()  # the next poll names what the broker has lost, or passes it
+                    log.warning("%s: %s. It is planned again", batch, gone)
+                else:
+                    planned_again = 0
 
     def _recover(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange]) -> None:
         """Repeat what a dead run may have skipped after it wrote these ranges: late records and metrics."""

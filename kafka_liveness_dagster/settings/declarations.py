@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.batch_sizer import AUTO_CEILING
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.names import name_of_sink
+from kafka_liveness_dagster.core.table_properties import change, in_words, refused_of_new_table
 from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
@@ -84,6 +85,11 @@ class KafkaAssetSettings(Declared):
         if self.sink is not None:
             yield from self._of_a_sink()
         yield from self._of_windows()
+        if found := refused_of_new_table(self.layout):
+            yield (
+                f"asset {self.name} has table_properties of iceberg that batches cannot be written with: "
+                f"{in_words(found)}. Fix: table_properties={{{change(found).replace('=', ': ')}}}, or leave them out"
+            )
         if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
             yield (
                 f"asset {self.name} has one group_instance_id for {self.watch.max_live_runs} live runs: each would put "

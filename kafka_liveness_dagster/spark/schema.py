@@ -14,6 +14,8 @@ from pyspark.sql.functions import partitioning
 from pyspark.sql.types import StructField, StructType
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Field, Layout, field
+from kafka_liveness_dagster.core.table_properties import change, in_words, of_new_table, refused_of_new_table
+from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.failed import in_short, is_added_meanwhile, is_the_servers
 from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, sql_type
 
@@ -25,26 +27,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.fit import Fit
     from kafka_liveness_dagster.spark.table import IcebergTable
-
-_PROPERTIES = {
-    "format-version": "2",
-    "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
-    "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
-    # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
-    "write.parquet.page-row-limit": "5000",
-    "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
-    "write.metadata.previous-versions-max": "20",
-    "write.metadata.compression-codec": "gzip",  # each commit writes all snapshots' summaries again
-    "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
-}
-_MERGED = {  # where batches are merged: see ``spark.snapshots``
-    "write.merge.mode": "merge-on-read",  # what is replaced is marked; copy-on-write reads whole files into a full join
-    "write.merge.isolation-level": "serializable",
-    "write.merge.distribution-mode": "none",
-    "write.metadata.metrics.column.topic": "full",  # what no partition says of a file, its bounds say
-    "write.metadata.metrics.column.partition": "full",
-}
-
 
 _MOST_OPEN_FILES = 64
 """Of a task. Each has buffers of its own: 1,000 in two tasks were more than a Spark server of 1 GB had."""
@@ -64,7 +46,7 @@ def create(
     creating = writer.writeTo(table.quoted).using("iceberg")
     if fields := [_partitioned(field(text)) for text in layout.partition_by]:
         creating = creating.partitionedBy(*fields)
-    for key, value in _properties(layout).items():
+    for key, value in of_new_table(layout).items():
         creating = creating.tableProperty(key, value)
     try:
         fans_out = layout.is_by_kafka_partition and may_fan_out(ranges)
@@ -74,18 +56,32 @@ def create(
         raise
 
 
+def check_properties(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
+    """Pass if later batches can be written to a table that is created with these properties and the catalog's.
+
+    A catalog's defaults come before ours, and its overrides after all others. Those that a REST catalog's server sets
+    by itself are seen in the table only, before the second batch.
+
+    Raises:
+        TableSchemaError: they cannot; the table was not created.
+    """
+    catalog = f"spark.sql.catalog.{table.name.partition('.')[0]}."
+    settings = {row["key"]: row["value"] for row in session.sql("SET").collect()}
+    default, override = (
+        {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
+        for prefix in (f"{catalog}table-default.", f"{catalog}table-override.")
+    )
+    if found := refused_of_new_table(layout, default, override):
+        raise TableSchemaError(
+            f"Table {table.name} would have properties that batches cannot be written with: {in_words(found)}. It was "
+            f"not created. Fix: set {change(found)} in table_properties, or in {catalog}table-override if it is there"
+        )
+
+
 def keep_sorted(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
     """Tell a new table how those who write to it are to sort: it is not told when it is created."""
     if layout.sort_by:
         session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
-
-
-def _properties(layout: Layout) -> dict[str, str]:
-    """What a new table is told, the user's own words last."""
-    told = dict(_PROPERTIES)
-    if layout.snapshots == "append" or not layout.is_by_kafka_partition:
-        told |= _MERGED
-    return told | dict(layout.table_properties)
 
 
 def _partitioned(by: Field) -> Column:

@@ -116,6 +116,9 @@ class SeenTable:
     def refresh(self, _session: object) -> None:
         """It is always asked anew."""
 
+    def check_main(self, _session: object, *, is_new: bool) -> None:
+        """Pass: nobody has a branch."""
+
 
 class Frame:
     """The rows of a batch; as ``spark.transformed.Transformed`` makes them."""

@@ -268,6 +268,35 @@ def test_a_secret_that_the_ui_would_show_is_refused_when_the_code_location_loads
     assert page.configured_values["sasl_password"].name == "KAFKA_PASSWORD"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        pytest.param("remote", "sc://spark:15002/;use_ssl=true;token=hunter2", id="its token"),
+        pytest.param("remote", "sc://spark:15002/;x-api-key=hunter2", id="a header of a proxy"),
+        pytest.param("remote", "sc://etl:hunter2@spark:15002", id="a login"),
+        pytest.param("ui_url", "http://etl:hunter2@driver:4040", id="a login of the UI"),
+    ],
+)
+def test_an_address_of_spark_with_a_secret_is_refused_when_the_code_location_loads(field, value):
+    """The address is in the snapshot of the code location, which Dagster's UI shows."""
+    literal = dg.Definitions(resources={"spark": kl.SparkConnectResource(**{field: value})})
+    with pytest.raises(InvalidSettingError, match=rf'{field}=dg\.EnvVar\("ITS_NAME"\)') as refusal:
+        RepositorySnap.from_def(literal.get_repository_def())
+    assert "hunter2" not in str(refusal.value)
+    variable = dg.Definitions(resources={"spark": kl.SparkConnectResource(**{field: dg.EnvVar("SPARK")})})
+    (page,) = RepositorySnap.from_def(variable.get_repository_def()).resources
+    assert page.configured_values[field].name == "SPARK"
+
+
+def test_an_address_of_spark_without_a_secret_may_be_written_as_it_is():
+    """What the UI then shows is no secret."""
+    remotes = ["embedded", "sc://localhost:1", "sc://spark:15002/;use_ssl=true;user_id=etl;user_agent=etl;token="]
+    for remote in remotes:
+        plain = dg.Definitions(resources={"spark": kl.SparkConnectResource(remote=remote, ui_url="http://driver:4040")})
+        (page,) = RepositorySnap.from_def(plain.get_repository_def()).resources
+        assert remote in str(page.configured_values["remote"])
+
+
 def test_a_variable_is_looked_up_in_a_script_too(monkeypatch):
     """Dagster looks variables up in a run; outside of one nobody would, and the name would be sent as the password."""
     every = {name: dg.EnvVar(f"OUR_{name}") for name in ("bootstrap_servers", *LOGIN)}
