@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.telemetry.metrics import GROUP, LANE, THROTTLE_TIME
 from kafka_liveness_dagster.telemetry.tell import tell
 
@@ -54,7 +55,7 @@ class Throttling:
         self._stopped = threading.Event()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._watch, name="kafka-liveness-throttling", daemon=True).start()
+        start(self._watch, "kafka-liveness-throttling")  # without a thread nobody asks
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -30,7 +30,7 @@ from kafka_liveness_dagster.kafka import (
     watchdog,
 )
 from kafka_liveness_dagster.kafka.errors import Heard
-from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, waiting
+from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, throttling, waiting
 from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer
@@ -120,6 +120,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (ledger_text, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),
+    (throttling.Throttling, "__enter__", lambda itself: itself),  # no broker here has a quota
 ]
 
 
