@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.hidden_values import is_asked, kind_of
 from kafka_liveness_dagster.spark.counting import RowSums, summed
 from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError, TransformError, UnreadableRecordError
 from kafka_liveness_dagster.spark.failed import in_short, is_gone, is_of_source, is_the_servers, is_timestamp, is_unread
@@ -271,6 +272,8 @@ def _is_method(error: Exception, transform: Callable[[DataFrame], DataFrame]) ->
 
 
 def _named(error: Exception) -> str:
+    if is_asked():
+        return kind_of(error)
     said = in_short(error) if isinstance(error, PySparkException) else str(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
