@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.5  # before the first of the attempts that follow a lost answer; twice as long before each other
 _WHOLE_FILES_TRIED = 2  # by then another writer has had two chances to put a file there
+_NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
@@ -208,6 +209,12 @@ class TableWrite:
         condition = error.getCondition() or ""
         if condition.startswith(_DOES_NOT_FIT):
             return self.table.refused(in_short(error))
+        if condition == _NOT_DETERMINISTIC:
+            return TableSchemaError(
+                f"Table {self.table.name} takes no batch of a transform that is not deterministic, such as uuid(), "
+                "where it has to be merged: its write.merge.mode is copy-on-write, the default. Nothing was written. "
+                f"Fix: ALTER TABLE {self.table.name} SET TBLPROPERTIES ('write.merge.mode'='merge-on-read')"
+            )
         if not_kept := unwritten(error, self.table.name, names(self.ranges)):
             return not_kept
         if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):

@@ -381,3 +381,18 @@ def test_files_of_others_without_bounds_are_merged(warm_spark, table, partition_
     put(warm_spark, table, orders(20, 35), by="again", layout=Layout())
     expected = once("them", orders(0, 20)) | once("again", orders(20, 35)) | once("new", orders(35, 40))
     assert held(warm_spark, table) == expected
+
+
+def test_a_transform_that_is_not_deterministic_is_merged_after_the_statement_of_its_refusal(warm_spark, table):
+    """Spark runs no MERGE of it by copy-on-write, Iceberg's default for a table that others created."""
+    make(warm_spark, table, (), {"write.merge.mode": "copy-on-write"})
+
+    def random_rows(ranges):
+        return frame(warm_spark, ranges, by="us").withColumn("written_by", F.expr("uuid()"))
+
+    write(warm_spark, table, [orders(0, 20)], lambda: random_rows(orders(0, 20)), layout=Layout())
+    with pytest.raises(TableSchemaError, match="is not deterministic") as error:
+        write(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=Layout())
+    warm_spark.sql(str(error.value).partition("Fix: ")[2])
+    write(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=Layout())
+    assert sorted(row["offset"] for row in warm_spark.table(table).collect()) == list(range(20))
