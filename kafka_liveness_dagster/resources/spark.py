@@ -12,8 +12,9 @@ from pydantic import Field, PrivateAttr
 from kafka_liveness_dagster.core.aside import aside
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import REMOTE
+from kafka_liveness_dagster.resources.security import ResourceWithSecrets
 from kafka_liveness_dagster.settings.declarations import SparkResourceSettings
-from kafka_liveness_dagster.settings.declared import CheckedResource, resolved
+from kafka_liveness_dagster.settings.declared import resolved
 from kafka_liveness_dagster.settings.kinds import EMBEDDED
 
 if TYPE_CHECKING:
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
 
 
-class SparkConnectResource(CheckedResource):
+class SparkConnectResource(ResourceWithSecrets):
     """A Spark Connect server. Each run has a session of its own, ended with the run."""
 
     checked_by: ClassVar[type[SparkResourceSettings]] = SparkResourceSettings
+    addresses: ClassVar[tuple[str, ...]] = ("remote", "ui_url")
 
     remote: str = Field(
         default=EMBEDDED,
         repr=False,  # it carries the token
-        description="`sc://host:port/;token=…`, or `embedded`: a real server this package starts on loopback.",
+        description="`sc://host:port`, or `embedded`: a real server this package starts on loopback. An address with a "
+        "token, `sc://host:port/;token=…`, only as dg.EnvVar.",
     )
     ui_url: str | None = Field(
         default=None,

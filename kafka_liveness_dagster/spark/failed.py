@@ -16,6 +16,7 @@ from grpc import StatusCode
 from pyspark.errors import PySparkException, PythonException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
+from kafka_liveness_dagster.hidden_values import is_asked, kind_of
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkUnreachableError
 from kafka_liveness_dagster.spark.inside import is_taken, kept, stray
 
@@ -78,6 +79,8 @@ _RAISED = re.compile(  # where Spark Connect names an exception: around it, as i
 
 def in_short(error: PySparkException) -> str:
     """What happened, without how Spark came to it; of a Python function's error its last line."""
+    if is_asked():
+        return kind_of(error)
     lines = _TASK.sub("", str(error).partition(_STACK)[0].strip()).splitlines() or [type(error).__name__]
     line = lines[-1] if isinstance(error, PythonException) else lines[0]
     if line.rstrip().endswith(":") and lines[1:]:

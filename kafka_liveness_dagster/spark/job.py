@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from pyspark.errors import PySparkException
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.spark.errors import SparkCancelledError
 from kafka_liveness_dagster.spark.failed import is_cancelled, lost
 from kafka_liveness_dagster.spark.line import line_of
@@ -109,8 +110,10 @@ class SparkJob:
             self._cancelled.set()
         if first and entered:
             # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
-            for what in (self._interrupt_until_ended, self._give_up):
-                threading.Thread(target=what, name=self.tag, daemon=True).start()
+            for what in (self._give_up, self._interrupt_until_ended):
+                is_started = start(what, self.tag)
+            if not is_started:  # nobody goes on with it
+                self._interrupt()
         return not entered or self._ended.wait(timeout_seconds)
 
     def __enter__(self) -> Self:
@@ -145,9 +148,12 @@ class SparkJob:
     def _interrupt_until_ended(self) -> None:
         """One interrupt is not enough: an operation that was just being sent would not be hit by it."""
         while not (self._ended.is_set() or self.is_given_up):
-            with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
-                self._session.interruptTag(self.tag)
+            self._interrupt()
             self._ended.wait(_INTERRUPT_EVERY_SECONDS)
+
+    def _interrupt(self) -> None:
+        with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
+            self._session.interruptTag(self.tag)
 
     def _give_up(self) -> None:
         """In a thread of its own: an interrupt may wait for an answer too.

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 from kafka_liveness_dagster.spark.line import Line, line_of, redacted
@@ -119,13 +120,12 @@ def end(session: SparkSession) -> None:
     ended = threading.Event()
 
     def stop() -> None:
-        with suppress(Exception):
+        with suppress(Exception):  # the server is away: what it holds of the session expires there
             session.stop()
         ended.set()
 
     session.client.set_retry_policies([])
-    threading.Thread(target=stop, name="spark-connect-bye", daemon=True).start()
-    if not ended.wait(_END_SECONDS):
+    if start(stop, "spark-connect-bye") and not ended.wait(_END_SECONDS):
         line_of(session).cut("its session was to be ended")
         ended.wait(_END_SECONDS)
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.spark.counting import observed
+from kafka_liveness_dagster.hidden_values import is_asked, kind_of
+from kafka_liveness_dagster.spark.counting import RowSums, summed
 from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError, TransformError, UnreadableRecordError
 from kafka_liveness_dagster.spark.failed import in_short, is_gone, is_of_source, is_the_servers, is_timestamp, is_unread
 from kafka_liveness_dagster.spark.keepers import uncomputed
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
 
 _A_METHOD = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
-_WEIGHT = ("count(1) AS records", "sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes")
+_WEIGHT = ("sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes",)
 _AGE = ("min(unix_millis(`timestamp`)) AS oldest",)
+_OBSERVED_TWICE = "dict() got multiple values for keyword argument"
 _QUARTER = 900  # seconds: windows of time begin at quarters of an hour, in whatever time zone
 _LAST_MS = (2**63 - 1) // 1000
 """Spark counts microseconds: a later timestamp, of the year 294247, overflows."""
@@ -62,7 +64,7 @@ class Transformed:
     let_pass: tuple[type[Exception], ...] = ()
     weighs: bool = False
     dates: bool = False
-    _observed: list[Observation] = field(default_factory=list)
+    _sums: list[RowSums] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
         """Call the transform.
@@ -74,8 +76,8 @@ class Transformed:
         """
         batch = self._read(self.ranges)
         if wanted := [*(_WEIGHT if self.weighs else ()), *(_AGE if self.dates else ())]:
-            self._observed[:] = [Observation()]
-            batch = observed(batch, self._observed[0], *map(F.expr, wanted))
+            batch, sums = summed(batch, *map(F.expr, wanted))
+            self._sums[:] = [sums]
         return self._of(batch)
 
     def only(self, ranges: Sequence[OffsetRange]) -> Transformed:
@@ -119,12 +121,7 @@ class Transformed:
                 raise self._stopped() from error
             if isinstance(error, PySparkException):
                 self._check_whose(error, batch)  # met by a query of the transform itself
-            remedy = (
-                "the column is batch['offset']: batch.offset is a method of DataFrame"
-                if _is_method(error, self.transform)
-                else "mend the transform; the batch comes again"
-            )
-            raise self._refused(f"raised {_named(error)}", remedy) from error
+            raise self._refused(f"raised {_named(error)}", _remedy(error, self.transform)) from error
         if not isinstance(rows, DataFrame):
             raise self._refused(f"returned {_kind(rows)} instead of a DataFrame", _hint(rows))
         if rows.sparkSession is not self.session:
@@ -138,16 +135,25 @@ class Transformed:
             raise self._stopped()
         if isinstance(rows, DataFrame):
             _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
+            _ = rows._plan.observations  # noqa: SLF001 - the write would raise what it raises, and name no batch
         return rows
 
     def mean_bytes(self) -> float | None:
         """Key and value of a record, in bytes; None while none was read, or where they are not weighed."""
-        told = self._told
-        return told["bytes"] / told["records"] if told.get("records") and self.weighs else None
+        sums = self._read_sums
+        return sums.get("bytes") / sums.rows_read if sums and sums.rows_read and self.weighs else None
 
     def oldest_ms(self) -> int | None:
-        """The oldest timestamp of its records, since the epoch, when they were read; None where Spark does not say."""
-        return self._told.get("oldest")
+        """The oldest timestamp of its records, since the epoch; None where an older one may be among them.
+
+        Spark reads fewer records than there are offsets where the transform takes a part of them, as by a LIMIT; and
+        where some offsets have no record, as in a topic with transactions or a compacted one.
+        """
+        sums = self._read_sums
+        if sums is None or sums.rows_read < sum(r.size for r in self.ranges):
+            return None
+        oldest: int | None = sums.get("oldest")
+        return oldest
 
     def counted_by_time(self, since: float, until: float) -> list[tuple[str, int, float, int]]:
         """How many records have a timestamp from ``since`` to before ``until``, in seconds; reads the batch again.
@@ -163,8 +169,8 @@ class Transformed:
         return [(row["topic"], row["partition"], row["quarter"] * float(_QUARTER), row["count"]) for row in counted]
 
     @property
-    def _told(self) -> Mapping[str, Any]:
-        return self._observed[0].get if self._observed else {}
+    def _read_sums(self) -> RowSums | None:
+        return self._sums[0] if self._sums else None
 
     def unreadable(self, error: PySparkException) -> UnreadableRecordError | KafkaSourceError | StorageError | None:
         """Why it is no fault of the transform's: a record by name, the source, or a disk; None for other errors.
@@ -248,6 +254,17 @@ class Transformed:
         )
 
 
+def _remedy(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> str:
+    if _is_method(error, transform):
+        return "the column is batch['offset']: batch.offset is a method of DataFrame"
+    if isinstance(error, TypeError) and _OBSERVED_TWICE in str(error):
+        return (
+            "where an Observation is in a frame that is used twice PySpark fails (SPARK-56322): observe by a name, "
+            "frame.observe('name', ...), or after the union or join"
+        )
+    return "mend the transform; the batch comes again"
+
+
 def _is_method(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> bool:
     """Whether a method was taken for a column: of a batch's columns ``offset`` alone is the name of one, too."""
     names = getattr(getattr(transform, "__code__", None), "co_names", ())
@@ -255,6 +272,8 @@ def _is_method(error: Exception, transform: Callable[[DataFrame], DataFrame]) ->
 
 
 def _named(error: Exception) -> str:
+    if is_asked():
+        return kind_of(error)
     said = in_short(error) if isinstance(error, PySparkException) else str(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 

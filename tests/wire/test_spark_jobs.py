@@ -49,6 +49,19 @@ def test_a_cancel_interrupts_the_operations_of_the_job_alone(server, session):
     work.ends_with()
 
 
+def test_a_cancel_interrupts_once_where_no_thread_can_be_started(server, session, no_threads):
+    """Nobody can go on with it, and who cancels has a group to leave."""
+    server.falls_silent_at("SELECT 1")
+    job = SparkJob(session)
+    work = Work(session, job, "SELECT 1")
+    assert server.reached.wait(SECONDS)
+    with no_threads():
+        job.cancel(timeout_seconds=0.0)
+    assert set(server.interrupted) == {job.tag}
+    server.stop()
+    work.ends_with()
+
+
 def test_a_canceled_job_that_gets_no_reply_gives_up_its_connection(server, session, monkeypatch):
     """The run ends: it does not wait for a server that does not end the operation."""
     monkeypatch.setattr(jobs, "GIVE_UP_SECONDS", 0.2)

@@ -113,6 +113,10 @@ class Run:
             instance.report_run_canceling(instance.get_run_by_id(self.run_id))
         self._process.send_signal(signal.SIGINT)
 
+    def interrupt(self):
+        """What SIGTERM to a run worker of Dagster's is, and Ctrl-C: an interrupt in the main thread."""
+        self._process.send_signal(signal.SIGINT)
+
     def end(self):
         """What it said at last, and after how long its process was gone; its log has where it hung, if it did."""
         began, killer = time.monotonic(), threading.Timer(GIVE_UP, self._process.send_signal, [signal.SIGABRT])

@@ -31,6 +31,7 @@ from kafka_liveness_dagster.spark.session import end
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.table import IcebergTable
 from kafka_liveness_dagster.spark.transformed import Transformed
+from tests.remotes import spark_at
 from tests.timeouts import CONNECT_SECONDS, connect, seconds
 from tests.waiting import wait_for
 from tests.world import interrupted
@@ -51,7 +52,7 @@ def test_each_caller_has_a_session_of_its_own(services):
 
 def test_a_server_that_was_started_anew_has_a_new_session(services):
     """It refuses the session of before, once; a run that goes on has one of the new server's, and so has a look."""
-    spark = kl.SparkConnectResource(remote=services.spark_remote)
+    spark = spark_at(services.spark_remote)
     before = spark.session()
     before.client._server_session_id = "of the server before"
     with pytest.raises(SparkConnectException, match="NO_ACTIVE_SESSION"):
@@ -65,7 +66,7 @@ def test_a_server_that_was_started_anew_has_a_new_session(services):
 
 def test_a_session_that_is_opened_ahead_is_the_one_that_is_asked_for(services):
     """Once; its end is the resource's, also when nobody has asked for it."""
-    spark = kl.SparkConnectResource(remote=services.spark_remote)
+    spark = spark_at(services.spark_remote)
     spark.open_ahead()
     opened = spark._ahead
     spark.open_ahead()
