@@ -67,7 +67,7 @@ _LOST = ("KAFKA_DATA_LOSS.", "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED")
 _GONE = ("UnknownTopicOrPartitionException", "UnknownTopicIdException")
 _ENDED = re.compile(  # Spark ends itself when it has no memory left; and so do its executors
     r"\A(?:\([\w.$]+\) )?(?:\[[\w.]+\] )?(?:Job \d+ cancelled because SparkContext was shut down|"
-    r"Job aborted(?s:.*?)Lost task (?s:.*?)\): ExecutorLostFailure)"
+    r"Job aborted[^\n]*Lost task [^\n]*\): ExecutorLostFailure)"
 )
 _OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
 _ADDED = re.compile(r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)")  # not of a field in a column
