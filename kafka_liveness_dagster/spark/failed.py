@@ -23,6 +23,8 @@ from kafka_liveness_dagster.spark.inside import is_taken, kept, stray
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kafka_liveness_dagster.spark.line import Line
+
 
 class Why(Enum):
     """Why a commit was refused that may be tried again."""
@@ -65,7 +67,7 @@ _LOST = ("KAFKA_DATA_LOSS.", "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED")
 _GONE = ("UnknownTopicOrPartitionException", "UnknownTopicIdException")
 _ENDED = re.compile(  # Spark ends itself when it has no memory left; and so do its executors
     r"\A(?:\([\w.$]+\) )?(?:\[[\w.]+\] )?(?:Job \d+ cancelled because SparkContext was shut down|"
-    r"Job aborted(?s:.*?)Lost task (?s:.*?)\): ExecutorLostFailure)"
+    r"Job aborted[^\n]*Lost task [^\n]*\): ExecutorLostFailure)"
 )
 _OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
 _ADDED = re.compile(r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)")  # not of a field in a column
@@ -127,14 +129,8 @@ def is_ended(error: BaseException | None) -> bool:
     return bool(_ENDED.search(str(error)))
 
 
-def lost(error: BaseException | None, address: str, *, is_released: bool) -> SparkUnreachableError | None:
-    """The error for a batch whose Spark went under it; None where Spark is there.
-
-    Args:
-        error: what ended the work.
-        address: of the server.
-        is_released: whether this process ended the session itself.
-    """
+def lost(error: PySparkException, line: Line) -> SparkUnreachableError | None:
+    """The error for a batch whose Spark went under it, on this connection; None where Spark is there."""
     memory = "look at the server's log"
     if is_ended(error):
         why = f"it ended, or an executor of it ({in_short(error)})"
@@ -142,7 +138,7 @@ def lost(error: BaseException | None, address: str, *, is_released: bool) -> Spa
             "most often it ran out of memory. The server's log has it: raise spark.driver.memory (on a cluster "
             "spark.executor.memory) in the server's settings, or lower max_poll_records"
         )
-    elif is_anew(error) and is_released:
+    elif is_anew(error) and line.is_released:
         why, memory = "this process ended its session", "leave out `spark.stop()` in the transform, and in a sink"
     elif is_anew(error):
         why = "it was started anew, or has ended this session"
@@ -152,7 +148,7 @@ def lost(error: BaseException | None, address: str, *, is_released: bool) -> Spa
     else:
         return None
     return SparkUnreachableError(
-        f"Spark at {address} was lost in the middle of a batch: {why}: nothing was committed, and the batch comes "
+        f"Spark at {line.address} was lost in the middle of a batch: {why}: nothing was committed, and the batch comes "
         f"again; {memory}"
     )
 

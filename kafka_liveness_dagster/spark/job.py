@@ -142,8 +142,7 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        line = line_of(self._session)
-        if gone := lost(error, line.address, is_released=line.is_released):
+        if isinstance(error, PySparkException) and (gone := lost(error, line_of(self._session))):
             raise gone from error
 
     def _interrupt_until_ended(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import re
+import socket
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded.ports import answers
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 from kafka_liveness_dagster.spark.line import Line, line_of, redacted
 
@@ -69,7 +69,11 @@ class _WhileStarting(DefaultPolicy):  # type: ignore[misc]
 
     def accepts(self) -> bool:
         """Whether something listens there."""
-        return answers(int(self._port), self._host.strip("[]"))
+        try:
+            socket.create_connection((self._host.strip("[]"), int(self._port)), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def is_slow(self) -> bool:
         """Whether something listens there, and has refused nothing so far."""
