@@ -231,6 +231,7 @@ SPARK = {
                "sc://h:1/;session_id=x", "sc://h:1/;token=hunter2\0", "sc://h:1/;token=hunterü", "sc://h:1 ", " sc://h:1",
                "SC://h:1", "sc://\ud800:1", 7, None],
     "ui_url": ["", "driver:4040", "sc://h:1", "http://\ud800", 7],
+    "connect_timeout_seconds": [0, -1, 86_401, float("nan"), float("inf"), "120", True, None],
 }  # fmt: skip
 REGISTRY = {
     "url": ["", "registry:8081", "https://", "https://h:0", "https://h:x", "https://[::1", "https://a:hunter2@h", "https://h?a",

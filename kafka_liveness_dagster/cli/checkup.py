@@ -20,6 +20,7 @@ from kafka_liveness_dagster.core.health import retention
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.checkup import Setup
 from kafka_liveness_dagster.kafka.errors import KafkaRefusedError
+from kafka_liveness_dagster.kafka.throttled import throttle_seconds
 from kafka_liveness_dagster.kafka.times import timestamps
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _group(
         config = setup.topic(topic)
         if not isinstance(config, Untold):
             of_records = {
+                "throttle seconds": _throttled(settings, partitions),  # first: a broker counts over 11 s
                 "age seconds": _age(settings, group_id, partitions),
                 "ahead seconds": _ahead(setup, partitions),
             }
@@ -106,6 +108,10 @@ def _age(settings: KafkaSettings, group_id: str, partitions: Sequence[PartitionS
         return 0.0
     found = timestamps(Cluster(settings), group_id, firsts)
     return max(0.0, time.time() - min(found.values()) / 1000) if found else Untold("no record was read within 2 s")
+
+
+def _throttled(settings: KafkaSettings, partitions: Sequence[PartitionStatus]) -> float:
+    return throttle_seconds(settings, partitions[0].seen.topic_partition)
 
 
 def _ahead(setup: Setup, partitions: Sequence[PartitionStatus]) -> float | Untold | None:

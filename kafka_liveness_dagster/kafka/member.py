@@ -29,6 +29,8 @@ from kafka_liveness_dagster.kafka.rebalance import Rebalance, answer_what_is_pen
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from confluent_kafka import ThrottleEvent
+
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.resume import Owned
     from kafka_liveness_dagster.core.timeouts import Timeouts
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.rebalance import Finish
 
 SERVE_SECONDS = 0.1
+_THROTTLED_LOG_SECONDS = 60.0
 
 
 class Member:
@@ -56,7 +59,9 @@ class Member:
         replaced = FenceReason.REPLACED if self._is_static else FenceReason.PARTITIONS_LOST
         self._replaced = replaced if self._is_static or live.place else None
         self._recent_seconds, self._unanswered_at = 2 * timeouts.session_ms / 1000, -math.inf
-        config = {**settings.member(live, link.client_id, timeouts), "error_cb": self._hear}
+        self._log, self._throttled_at = link.log, -math.inf
+        heard = {"error_cb": self._hear, "throttle_cb": self._throttled}
+        config = {**settings.member(live, link.client_id, timeouts), **heard}
         self._client = made(Consumer, config)
         self._lock = threading.RLock()
         self._releases_later = False  # when a leave was put off to the end of the poll
@@ -225,6 +230,17 @@ class Member:
         """
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - librdkafka's own codes begin with _
             self._unanswered_at = time.monotonic()
+
+    def _throttled(self, event: ThrottleEvent) -> None:
+        """Caller: the client's ``poll``, for each response that a quota delayed. Affects: a line of the run's log."""
+        now = time.monotonic()
+        if now - self._throttled_at >= _THROTTLED_LOG_SECONDS:
+            self._throttled_at = now
+            self._log.warning(
+                "The broker throttles this login: a quota delays a response to this member by %.1f s. Fix: raise the "
+                "quota (consumer_byte_rate or request_percentage)",
+                event.throttle_time,
+            )
 
     def _leave(self, *, release: bool) -> None:
         if release:

@@ -22,6 +22,7 @@ from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, Landed
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late import LateRecords
 from kafka_liveness_dagster.lanes.tables import witness_of
+from kafka_liveness_dagster.lanes.throttling import Throttling
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from logging import Logger
 
     from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.lanes.lane import Counts, Lane, LeftOut, Source, Transform
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
@@ -124,7 +125,7 @@ class Pipeline:
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
         sizer, planned_again = BatchSizer(self.most_records, self.auto, self.most_bytes), 0
-        with BatchLines(log) as lines, InFlightWrites() as in_flight:
+        with BatchLines(log) as lines, InFlightWrites() as in_flight, self._throttling(in_flight, log) as throttling:
 
             def commit_first() -> None:
                 one = in_flight[0]
@@ -148,7 +149,8 @@ class Pipeline:
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
                         on_quarantine(poison, self._passed(poison, batch, lane, fenced), "too slow alone")
                     smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
-                    log.warning("%s: %s%s", batch, fenced, smaller)
+                    why = throttling.of(batch) if timed_out else ""
+                    log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")
                 except KafkaSourceError as gone:
                     planned_again += 1
                     if not gone.is_lost or planned_again > _PLANNED_AGAIN:
@@ -158,6 +160,16 @@ class Pipeline:
                     log.warning("%s: %s. It is planned again", batch, gone)
                 else:
                     planned_again = 0
+
+    def _throttling(self, in_flight: InFlightWrites, log: Logger) -> Throttling:
+        of = self.metrics
+        return Throttling(self._delay, in_flight, group_id=of.group_id, lane=of.lane, log=log)
+
+    def _delay(self, tp: TopicPartition) -> float:
+        """Return the seconds by which a quota delays a fetch of this login now."""
+        from kafka_liveness_dagster.kafka.throttled import throttle_seconds  # noqa: PLC0415 - stays lazy
+
+        return throttle_seconds(self.kafka.settings(), tp)
 
     def _recover(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange]) -> None:
         """Repeat what a dead run may have skipped after it wrote these ranges: late records and metrics."""

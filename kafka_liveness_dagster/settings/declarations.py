@@ -251,3 +251,4 @@ class SparkResourceSettings(Declared):
 
     remote: kinds.Remote = Field(repr=False)  # it carries the token
     ui_url: kinds.Url | None
+    connect_timeout_seconds: kinds.Budget

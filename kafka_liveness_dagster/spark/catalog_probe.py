@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _TOPIC = "probe"
 _KEYS = (ATTEMPT, WROTE)
+_ANSWER_SECONDS = 120.0  # a cold metastore's first answer
 _MERGED_AT_ONCE = 9  # attempts that were refused: the next one is a MERGE
 
 
@@ -156,16 +157,23 @@ class _Probe:
 
     def drop(self, *, with_namespace: bool) -> Answer:
         """Drop the table with its files, and the namespace if the probe created it."""
-        for how in ("PURGE", ""):  # with gc.enabled=false files may not be deleted
-            try:
-                self.session.sql(f"DROP TABLE IF EXISTS {self.table.quoted} {how}")
-                if with_namespace:
-                    self.session.sql(f"DROP NAMESPACE IF EXISTS {self.table.quoted.rpartition('.')[0]}")
-            except PySparkException as error:
-                refused_with = in_short(error)
-            else:
-                return OK("dropped") if how else WARN("dropped, and its files are still there", "remove them by hand")
-        return WARN(f"{self.table.name} could not be dropped: {refused_with}", "drop it by hand")
+        kept = self._failed(f"DROP TABLE IF EXISTS {self.table.quoted} PURGE")  # refused with gc.enabled=false
+        if kept and (why := self._failed(f"DROP TABLE IF EXISTS {self.table.quoted}")):
+            return WARN(f"{self.table.name} could not be dropped: {why}", "drop it by hand")
+        namespace = self.table.quoted.rpartition(".")[0]
+        if with_namespace and (why := self._failed(f"DROP NAMESPACE IF EXISTS {namespace}")):
+            return WARN(f"namespace {namespace} could not be dropped: {why}", "drop it by hand")
+        return WARN(f"dropped, and its files are still there: {kept}", "remove them by hand") if kept else OK("dropped")
+
+    def _failed(self, sql: str) -> str:
+        """Run a statement; return why it failed, or nothing."""
+        try:
+            self.session.sql(sql)
+        except PySparkException as error:
+            return in_short(error)
+        except KafkaLivenessError as error:
+            return str(error)
+        return ""
 
     def _prepared(self, start: int, end: int, cuts: int = 0) -> Callable[[], int]:
         """Return what commits a batch from the snapshot of now."""
@@ -187,7 +195,7 @@ class _Probe:
         return self.session.range(start, end, 1, 1).selectExpr(*columns)
 
     def _ledger(self) -> TableLedger:
-        return TableLedger(self.table, lambda: self.session)
+        return TableLedger(self.table, lambda: self.session, _ANSWER_SECONDS)
 
     def _exact(self, end: int, told: str) -> Answer:
         rows = self.session.sql(f"SELECT count(*), count(DISTINCT `offset`) FROM {self.table.quoted}").collect()[0]

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.counting import RowSums
+    from kafka_liveness_dagster.spark.fit import Fit
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.table import Shape
 
@@ -170,6 +172,8 @@ class TableWrite:
     def _refusal(self, error: PySparkException) -> Refusal:
         """Why to begin again; raises what the batch fails with when that cannot help."""
         refused = refusal(error, self.table.name, self.table.quoted)
+        if refused is None and self._is_changed_since(error):
+            refused = Refusal(Why.WRITER, str(error))
         if refused is None:
             if is_the_servers(error):
                 raise error
@@ -216,6 +220,14 @@ class TableWrite:
             "the reason names, the server's log has the rest"
         )
 
+    def _is_changed_since(self, error: PySparkException) -> bool:
+        """Return whether rows do not fit because another writer changed the table's columns since the attempt began."""
+        if not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
+            return False
+        self.table.refresh(self.session)
+        now = self.table.shape(self.session)
+        return now is not None and now.columns != self._attempt.columns
+
     def _is_no_table_now(self) -> TableSchemaError | None:
         """Return why the table cannot be written any more, when somebody replaced it after the attempt began."""
         try:
@@ -237,12 +249,14 @@ class Attempt:
         cuts: how many attempts before were refused because the ranges cut through files.
         is_taken: whether the table has rows of these offsets, so that they cannot be appended.
         name: what its snapshot is called in its summary.
+        columns: the table's when it began; None while there is no table.
     """
 
     of: TableWrite
     cuts: int = 0
     is_taken: bool = False
     name: str = field(default_factory=lambda: uuid4().hex)
+    columns: StructType | None = field(default=None, init=False)
     _is_new: bool = False
 
     def prepare(self) -> Callable[[], int]:
@@ -251,7 +265,7 @@ class Attempt:
         table, session, ranges = of.table, of.session, of.ranges
         of.may_go_on()
         shape = table.shape_to_write(session)
-        self._is_new = shape is None
+        self._is_new, self.columns = shape is None, None if shape is None else shape.columns
         snapshot_id = None if shape is None else table.snapshot_id(session)
         summary = {"kafka-liveness.ranges": names(ranges)}
         if of.ledger is not None:
@@ -266,13 +280,13 @@ class Attempt:
         if shape is None:
             return self._created(frame, summary)
         found = fit(frame, shape.columns, table.name)
-        frame = inside(schema.widened(frame, found.lacking), ranges)
+        frame = inside(schema.widened(frame, found), ranges)
         written, counted = summed(frame)
         replaced: tuple[OffsetRange, ...] | None = merged(ranges)
         if self.cuts and snapshot_id is not None:
             of.may_go_on()
-            written, replaced = self._with_survivors(written, snapshot_id, shape)
-        if found.new or found.wider:
+            written, replaced = self._with_survivors(written, snapshot_id, shape, found)
+        if found.evolves:
             schema.rehearse(table, frame, found, shape.columns)
             of.may_go_on()
             schema.evolve(table, session, found)
@@ -307,7 +321,7 @@ class Attempt:
         return of.table.count(of.session, of.ranges)
 
     def _with_survivors(
-        self, written: DataFrame, snapshot_id: int, shape: Shape
+        self, written: DataFrame, snapshot_id: int, shape: Shape, found: Fit
     ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
         """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
 
@@ -322,6 +336,7 @@ class Attempt:
         replaced = whole_files(of.ranges, files)
         for side in layers(without(replaced, of.ranges)):  # apart, so that no new file spans the batch again
             survivors = of.table.at(of.session, snapshot_id).where(condition(side))
+            survivors = schema.in_shape(survivors, found.after)  # a union adds no field to an array's structs
             written = written.unionByName(survivors, allowMissingColumns=True)
         return written, replaced
 

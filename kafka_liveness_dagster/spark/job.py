@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.spark.errors import SparkCancelledError
 from kafka_liveness_dagster.spark.failed import is_cancelled, lost
 from kafka_liveness_dagster.spark.line import line_of
+from kafka_liveness_dagster.spark.session import active
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,6 +68,7 @@ class SparkJob:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._active = ExitStack()
         self._seen: tuple[str | None, int] = (None, 0)
         self._last_progress_ms = now_ms()
 
@@ -119,6 +121,7 @@ class SparkJob:
             self.check()
             self._thread = threading.get_ident()
             self._ended.clear()
+        self._active.enter_context(active(self._session))  # what pyspark asks is asked this session, and no other
         self._session.addTag(self.tag)
         self._session.registerProgressHandler(self._progressed)
         self._last_progress_ms = now_ms()
@@ -129,6 +132,7 @@ class SparkJob:
     ) -> None:
         self._session.removeProgressHandler(self._progressed)
         self._session.removeTag(self.tag)
+        self._active.close()
         self._ended.set()
         if is_cancelled(error):
             raise SparkCancelledError(

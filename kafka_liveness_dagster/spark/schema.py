@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.functions import partitioning
-from pyspark.sql.types import StructField, StructType
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Field, Layout, field
 from kafka_liveness_dagster.core.table_properties import change, in_words, of_new_table, refused_of_new_table
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.failed import in_short, is_added_meanwhile, is_the_servers
-from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, sql_type
+from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, shaped, sql_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.fit import Fit
@@ -90,15 +90,29 @@ def _partitioned(by: Field) -> Column:
     return getattr(partitioning, by.transform)(by.column) if by.transform else F.col(by.column)
 
 
-def widened(frame: DataFrame, lacking: Iterable[StructField]) -> DataFrame:
-    """The frame with columns it lacks, as null."""
-    return frame.selectExpr("*", *(f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in lacking))
+def widened(frame: DataFrame, found: Fit) -> DataFrame:
+    """The frame with columns it lacks, and fields it lacks inside of columns, as null."""
+    added = (f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in found.lacking)
+    if not found.incomplete:
+        return frame.selectExpr("*", *added)
+    return in_shape(frame, found.after, found.incomplete).selectExpr("*", *added)
+
+
+def in_shape(frame: DataFrame, columns: StructType, names: Collection[str] | None = None) -> DataFrame:
+    """The frame, whose columns have the same fields inside as those of a table; the ones of these names, or all."""
+    kinds = {one.name: one.dataType for one in columns if names is None or one.name in names}
+    return frame.selectExpr(
+        *(
+            f"{shaped(quoted(one.name), one.dataType, kinds.get(one.name, one.dataType))} AS {quoted(one.name)}"
+            for one in frame.schema
+        )
+    )
 
 
 def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructType) -> None:
     """Find out what could refuse rows for which the schema has to change: that is not part of the rows' commit.
 
-    So Spark is asked whether the other columns can be written, and computes the rows once for nothing: one that no
+    So Spark is asked whether the rest can be written, and computes the rows once for nothing: one that no
     batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it knows.
 
     Args:
@@ -111,32 +125,26 @@ def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructT
         TableSchemaError: the table cannot take the rows.
         pyspark.errors.PySparkException: a row failed.
     """
-    added, wider = {field.name for field in found.new}, {field.name: field.dataType for field in found.wider}
-    kinds = {field.name: field.dataType for field in columns}
-    known = frame.selectExpr(
-        *(
-            f"CAST(NULL AS {sql_type(kinds[name])}) {quoted(name)}" if name in wider else quoted(name)
-            for name in frame.columns
-            if name not in added
-        )
-    )
+    known = in_shape(frame.drop(*(F.col(quoted(one.name)) for one in found.new)), columns)
     sql = f"EXPLAIN INSERT INTO {table.quoted} BY NAME SELECT * FROM {{rows}}"
     plan = frame.sparkSession.sql(sql, rows=known).collect()
     if len(plan) > 1 and plan[0][0].startswith("Error") and not is_added_meanwhile(plan[1][0]):
-        raise table.refused(plan[1][0])
-    then = StructType([StructField(f.name, wider.get(f.name, f.dataType), f.nullable) for f in columns])
-    as_stored(frame, then).write.format("noop").mode("overwrite").save()
+        now = table.shape(frame.sparkSession)
+        if now is not None and now.columns == columns:  # else another writer changed the table: the commit is refused
+            raise table.refused(plan[1][0])
+    as_stored(frame, found.after).write.format("noop").mode("overwrite").save()
 
 
 def evolve(table: IcebergTable, session: SparkSession, found: Fit) -> None:
-    """Add columns, and widen others; a metadata commit each, which no row has to be written again for.
+    """Add columns, and fields inside of columns, and widen others; a metadata commit each, which rewrites no row.
 
     Raises:
         TableSchemaError: the table cannot have them.
         pyspark.errors.PySparkException: somebody else added one of them meanwhile.
     """
-    changes = [f"ADD COLUMNS ({', '.join(map(column, found.new))})"] if found.new else []
-    changes += [f"ALTER COLUMN {quoted(field.name)} TYPE {sql_type(field.dataType)}" for field in found.wider]
+    added = [*map(column, found.new), *(f"{one.name} {sql_type(one.kind)}" for one in found.added)]
+    changes = [f"ADD COLUMNS ({', '.join(added)})"] if added else []
+    changes += [f"ALTER COLUMN {one.name} TYPE {sql_type(one.kind)}" for one in found.wider]
     try:
         for change in changes:
             session.sql(f"ALTER TABLE {table.quoted} {change}")

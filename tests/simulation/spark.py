@@ -104,6 +104,8 @@ class SeenTable:
         clock.point(0.1)
         return Shape(StructType(), is_by_kafka_partition=True)
 
+    shape_to_write = shape
+
     def snapshot_id(self, _session: object) -> int | None:
         """The current one."""
         return self._table.current_id

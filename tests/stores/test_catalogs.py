@@ -1,4 +1,4 @@
-"""``kafka-liveness doctor --probe-catalog`` on each catalog that runs without a container; see docs/table.md.
+"""``kafka-liveness doctor --probe-catalog`` on each catalog that runs without a container, as docs/table.md has it.
 
 Run it alone for the table: ``.venv/bin/python -m pytest -s tests/stores/test_catalogs.py``.
 """
@@ -81,7 +81,7 @@ def test_the_page_has_what_the_probe_finds(session, name):
     """A row for each catalog: the outcome of each step."""
     findings = list(probe(session, name))
     for one in findings:
-        print(f"{NAMES[name]:30}{one.outcome.value:5}{one.check:12}{one.found}")  # noqa: T201 - the table of the page
+        print(f"{NAMES[name]:30}{one.outcome.value:5}{one.check:12}{one.found}")  # noqa: T201 - for who runs it alone
     [head] = re.findall(r"^\| catalog \|.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert [one.strip() for one in head.split("|")[2:-1]] == [one.check for one in findings]
     [row] = re.findall(rf"^\| {re.escape(NAMES[name])} .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

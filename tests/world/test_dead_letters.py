@@ -314,7 +314,7 @@ def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_fligh
     error = world.live()
     assert isinstance(error, kl.DataExpiredError), error
     assert f"{world.topic}:0 is committed at 0 but its log starts at 2" in str(error)
-    assert (world.at(), len(calls)) == (0, in_flight)
+    assert (world.at(), len(calls) <= in_flight) == (0, True)
 
     skip = {"offsets": kl.Offsets(on_data_loss="skip")}
     assert world.live(**skip) is None

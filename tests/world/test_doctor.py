@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,10 +17,13 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.embedded import services as embedded
+from kafka_liveness_dagster.embedded.jars import resolve
+from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.spark import checkup
 from kafka_liveness_dagster.spark.catalog_probe import probe
 from kafka_liveness_dagster.spark.session import end
 from tests.timeouts import connect, seconds, set_timeouts
+from tests.waiting import wait_for
 
 KIND = ConfigResource.Type
 MINUTE, HOUR_MS = 60, 3_600_000
@@ -92,6 +96,46 @@ def set_wrong(admin, kind, name, **settings):
         yield
     finally:
         alter(AlterConfigOpType.DELETE)
+
+
+@contextmanager
+def quota(bootstrap_servers, bytes_a_second):
+    """In the block all users together may read no more; clients in Python cannot set one."""
+    words = ["--bootstrap-server", bootstrap_servers, "--alter", "--entity-type", "users", "--entity-default"]
+    command = [str(find_java()), "-Xmx128m", "-cp", f"{resolve('kafka', show=print)}/*", "kafka.admin.ConfigCommand"]
+
+    def alter(how, what):
+        subprocess.run([*command, *words, how, what], check=True, capture_output=True)
+
+    alter("--add-config", f"consumer_byte_rate={bytes_a_second}")
+    try:
+        yield
+    finally:
+        alter("--delete-config", "consumer_byte_rate")
+
+
+def test_a_quota_that_delays_reads_is_told(doctor, group, services_with_own_broker):
+    """Who else of the login has read too much delays the fetch of the doctor, as it delays Spark's."""
+    name, topic = group
+    config = {"bootstrap.servers": services_with_own_broker.bootstrap_servers, "log_level": 0}
+    producer = Producer(config)
+    for _ in range(400):
+        producer.produce(topic, b"x" * 10_000)
+        producer.flush(120)  # small batches, so that one after the other is delayed a little
+    assert producer.flush(120) == 0
+    reads = (f"topic {topic}", "reads")
+    assert reads not in doctor("--group", name)[1]
+    delays = []
+    small = {"fetch.message.max.bytes": 20_000, "throttle_cb": delays.append}
+    reader = Consumer({**config, "group.id": uuid4().hex, **small})
+    with quota(config["bootstrap.servers"], 20_000):
+        reader.assign([TopicPartition(topic, 0, 0)])
+        wait_for(lambda: reader.poll(0.1) and delays, what="the reader is throttled")
+        _, wrong = doctor("--group", name)
+        reader.close()
+    assert wrong[reads]["outcome"] == "warn"
+    assert "a quota delayed a fetch just now by" in wrong[reads]["found"]
+    assert "consumer_byte_rate" in wrong[reads]["advice"]
 
 
 def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, services_with_own_broker):

@@ -127,10 +127,39 @@ def test_a_table_that_has_such_a_name_says_how_to_mend_it(warm_spark, refused, m
         pytest.param("v int", "'a' AS v", TableSchemaError, 'safely cast `v` "STRING" to "INT"', id="text for int"),
         pytest.param("v array<int>", "array('a') AS v", TableSchemaError, r"safely cast `v`\.`element`", id="array"),
         pytest.param(
-            "v struct<a: int, b: int>", "named_struct('a', 1) AS v", TableSchemaError, r"column `v`\.`b`", id="less"
+            "v struct<a: int, b: int not null>",
+            "named_struct('a', 1) AS v",
+            TableSchemaError,
+            "lack `v`.`b`, which the table requires",
+            id="required inside",
         ),
         pytest.param(
-            "v struct<a: int>", "named_struct('a', 1, 'b', 2) AS v", TableSchemaError, "extra fields `b`", id="more"
+            "v map<struct<a: int>, int>",
+            "map(named_struct('a', 1, 'b', 2), 1) AS v",
+            TableSchemaError,
+            "extra fields `b`",
+            id="key of a map",
+        ),
+        pytest.param(
+            "v struct<a: int>",
+            "named_struct('a', 1, 'b', INTERVAL '1' YEAR) AS v",
+            TableSchemaError,
+            r"cannot have `v`\.`b` of type interval",
+            id="interval inside",
+        ),
+        pytest.param(
+            "v array<struct<a: int>>",
+            "array(named_struct('a', 'x', 'b', 1)) AS v",
+            TableSchemaError,
+            r"safely cast `v`\.`element`\.`a`",
+            id="text inside",
+        ),
+        pytest.param(
+            "v struct<a: decimal(4, 2)>",
+            "named_struct('a', CAST(id + 9999 AS decimal(9, 0)), 'b', 1) AS v",
+            SparkFailedError,
+            "(?i)overflow|cannot be represented",
+            id="too large inside",
         ),
         pytest.param("v int", "1 AS V", TableSchemaError, "differ by case only: `v`, `V`", id="case"),
         pytest.param("v int not null", "1 AS w", TableSchemaError, "lack v, which the table requires", id="required"),
@@ -347,6 +376,23 @@ def test_a_column_that_another_writer_adds_meanwhile_is_its_column(warm_spark, m
 
     assert write(warm_spark, table, BATCH, make).attempts == 2
     assert [(row["offset"], row["v"], row["n"]) for row in rows(table)] == [(n, None, 1) for n in range(5)]
+
+
+def test_a_field_that_another_writer_adds_meanwhile_is_its_field(warm_spark, made, rows):
+    """Both lanes begin with the new transform at once; or somebody adds a field that the transform does not know."""
+    table = made("v struct<a: int>")
+    for batch, (fields, theirs) in enumerate([("'a', 1, 'b', 2", "b"), ("'a', 1, 'b', 2", "c"), ("'d', 3", "e")]):
+        others = [f"ADD COLUMNS (v.{theirs} int)"]
+
+        def make(fields=fields, others=others, batch=batch):
+            if others:
+                warm_spark.sql(f"ALTER TABLE {table} {others.pop()}")
+            return warm_spark.range(batch, batch + 1).selectExpr(*KEY, f"named_struct({fields}) AS v")
+
+        assert write(warm_spark, table, (OffsetRange("orders", 3, batch, batch + 1),), make).attempts == 2
+    none = dict.fromkeys("abcde")
+    expected = [{**none, "a": 1, "b": 2}, {**none, "a": 1, "b": 2}, {**none, "d": 3}]
+    assert [row["v"] for row in rows(table)] == expected
 
 
 def test_odd_names_are_columns_like_any_other(warm_spark, table, rows):
