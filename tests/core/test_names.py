@@ -170,3 +170,8 @@ def test_a_caller_adds_what_it_knows_to_an_error():
     error.add("Nothing was read")
     error.add("The next run reads it")
     assert str(error) == "orders is no topic. Nothing was read. The next run reads it"
+
+
+def test_text_of_another_program_is_one_line_without_escape_sequences():
+    """A terminal would act on them; what is printed stays as it is, in any alphabet."""
+    assert names.printable("kcat\x1b[2J\n\u202eÜ заказ") == r"kcat\x1b[2J\n\u202eÜ заказ"
