@@ -20,7 +20,7 @@ demo: java .venv/installed ## the whole story on real components, with a verdict
 	@$(BIN)/kafka-liveness demo $(ARGS)
 
 ui: java .venv/installed ## the Dagster UI on the example, with some orders; Ctrl-C ends it all
-	@mkdir -p "$(DAGSTER_HOME)" && cp definitions/dagster.yaml "$(DAGSTER_HOME)/dagster.yaml"
+	@umask 077 && mkdir -p "$(DAGSTER_HOME)" && cp definitions/dagster.yaml "$(DAGSTER_HOME)/dagster.yaml"
 	@trap '$(BIN)/kafka-liveness down' EXIT; trap 'exit 130' INT TERM; \
 	$(BIN)/kafka-liveness up && $(BIN)/python -m definitions.feed --seconds 5 && \
 	DAGSTER_HOME="$(DAGSTER_HOME)" $(BIN)/dagster dev -w workspace.yaml

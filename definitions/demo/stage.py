@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -63,7 +62,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         services.stop(self.home)  # of a telling that was killed
-        shutil.rmtree(self.home, ignore_errors=True)
+        state.remove_home(self.home)
         state.create_home(self.home)
         return self
 

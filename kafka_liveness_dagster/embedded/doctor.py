@@ -52,8 +52,8 @@ def _jars() -> Answer:
 
 
 def _file(home: Path) -> Answer:
-    file = home / "catalog.db"
-    if not file.exists():
+    file = home / state.CATALOG_FILE
+    if not file.exists() or file.stat().st_size == 0:
         return OK(f"{file} is made with the first table")
     if not os.access(home / "warehouse", os.W_OK):
         return FAIL(f"{home}/warehouse is not writable", "change its owner, or set KAFKA_LIVENESS_HOME")

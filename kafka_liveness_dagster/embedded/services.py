@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.embedded.state import Started
 
 _NAMES = ("kafka", "spark")
-_LOCK = "services.lock"
 _LOCK_SECONDS = 780.0
 """For downloads, beside what a start may take."""
 
@@ -101,7 +100,7 @@ def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
         The names of those that ran. Their topics, offsets and tables stay.
     """
     home = state.home_folder(home)
-    if not state.read(home) and not (home / _LOCK).exists():
+    if not state.read(home) and not (home / state.LOCK).exists():
         return []
     with _lock(home):  # of a first start, which notes nothing while jars are downloaded, only the lock is there
         started = state.read(home)
@@ -187,7 +186,7 @@ def _services(home: Path) -> Services:
 def _lock(home: Path) -> Iterator[None]:
     seconds = _LOCK_SECONDS + process.start_seconds()
     try:
-        with FileLock(home / _LOCK, timeout=seconds):
+        with FileLock(home / state.LOCK, timeout=seconds):
             yield
     except Timeout:
         raise ServiceNotStartedError(

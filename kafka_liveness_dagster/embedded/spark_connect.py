@@ -63,7 +63,9 @@ def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], N
     settings = _settings(home, port, mark, [f"{jars}/*", *_CLASS_PATH.findall(theirs)[-1:]], cores)
     lines = {name: f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items()}
     every = [*lines.values(), theirs, *(lines[name] for name in _OURS)]
-    (conf / "spark-defaults.conf").write_text("\n".join(every) + "\n")
+    written = conf / "spark-defaults.conf"
+    written.touch(mode=0o600)  # the user's settings may hold the secrets of a store
+    written.write_text("\n".join(every) + "\n")
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
     return Launch((submit, "--class", server, "--name", mark, "spark-internal"), folder, _env(conf, token))
@@ -84,6 +86,9 @@ def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: in
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
+        # Of the driver's RPC and the block manager: without it every user of this machine may stop them, and has them
+        # deserialize objects of Java's. With a local master Spark makes up the secret, and keeps it in its memory
+        "spark.authenticate": "true",
         "spark.jars.ivySettings": ivy_settings().as_uri(),
         "spark.local.dir": "local",  # where it runs; a comma in its whole path would divide it
         "spark.connect.grpc.binding.address": LOOPBACK,

@@ -8,11 +8,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+
+LOCK = "services.lock"
+"""Also the mark of a state folder: the first file that is created in one, and never removed."""
+CATALOG_FILE = "catalog.db"
 _DOWN = "down"
+_STARTED = "services.json"
+_NAMES = ("kafka", "spark", "logs", "warehouse", CATALOG_FILE, _STARTED, _DOWN)
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,60 @@ def folder_of(home: Path, name: str) -> Path:
 
 
 def create_home(home: Path) -> None:
-    """Make the state folder: closed to other users and ignored by git."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    home.chmod(0o700)
-    for folder in ("logs", "warehouse"):
-        (home / folder).mkdir(exist_ok=True)
-    (home / ".gitignore").write_text("*\n")
+    """Create the state folder, closed to other users and ignored by git, or use an existing one.
+
+    An existing folder keeps its mode and its ``.gitignore``. What is created in it is closed to other users by itself.
+
+    Raises:
+        InvalidSettingError: `check_home` refuses the folder.
+    """
+    check_home(home)
+    try:
+        home.mkdir(mode=0o700, parents=True)
+        (home / ".gitignore").write_text("*\n")
+    except FileExistsError:
+        if not home.is_dir():
+            raise
+    (home / LOCK).touch(mode=0o600)  # first: without it the next start refuses the rest as the user's
+    for folder in ("kafka", "spark", "logs", "warehouse"):
+        (home / folder).mkdir(mode=0o700, exist_ok=True)
+    (home / CATALOG_FILE).touch(mode=0o600)  # SQLite creates a file that everyone may read
+
+
+def check_home(home: Path) -> None:
+    """Refuse a folder whose content is not only this package's: a start empties folders in it.
+
+    Raises:
+        InvalidSettingError: the folder holds names of the services that belong to something else, or every user may
+            write in it.
+    """
+    if not home.is_dir():
+        return
+    _check_owner(home, [name for name in _NAMES if os.path.lexists(home / name)])
+    if home.stat().st_mode & stat.S_IWOTH:
+        raise InvalidSettingError(
+            f"{home} is a folder in which every user of this machine may write, and so could change what the embedded "
+            f"services run. Nothing was started. Fix: chmod o-w '{home}', or set KAFKA_LIVENESS_HOME to a new folder"
+        )
+
+
+def remove_home(home: Path) -> None:
+    """Remove a state folder with all that is in it.
+
+    Raises:
+        InvalidSettingError: the folder holds something and is no state folder.
+    """
+    if home.is_dir():
+        _check_owner(home, sorted(path.name for path in home.iterdir()))
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _check_owner(home: Path, names: list[str]) -> None:
+    if names and not (home / LOCK).exists() and not read(home):
+        raise InvalidSettingError(
+            f"{home} holds {', '.join(names[:3])}, which this package did not create. Nothing in the folder was "
+            "changed. Fix: set KAFKA_LIVENESS_HOME to a new folder"
+        )
 
 
 def is_down(home: Path) -> bool:
@@ -72,7 +128,7 @@ def empty(folder: Path) -> Path:
 def read(home: Path) -> dict[str, Started]:
     """What was started by name; empty when nothing was or when the file is another version's."""
     try:
-        stored = json.loads((home / "services.json").read_text())
+        stored = json.loads((home / _STARTED).read_text())
         return {name: Started(**fields) for name, fields in stored.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -85,7 +141,7 @@ def write(home: Path, started: dict[str, Started]) -> None:
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
-        Path(path).replace(home / "services.json")
+        Path(path).replace(home / _STARTED)
     except BaseException:
         Path(path).unlink(missing_ok=True)
         raise

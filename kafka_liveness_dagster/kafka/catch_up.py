@@ -186,6 +186,10 @@ class CatchUpConsumer:
         self.quarantined.append(poison)
         self._plan((poison,))
 
+    def plan_again(self) -> None:
+        """Plan what is not recorded again with the next poll, which reads the log's ends and the topic's id anew."""
+        self._begin_again()
+
     def before_revoke(self, finish: Finish) -> None:
         """Nothing is ever revoked: there is no group."""
 

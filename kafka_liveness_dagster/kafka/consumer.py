@@ -224,6 +224,14 @@ class LivenessConsumer:
             raise PoisonedOffsetError([poison], self.timeouts.process_ms / 1000, outcome)
         self._poison.add(poison)
 
+    def plan_again(self) -> None:
+        """Plan what is not committed again with the next poll, which reads the log's ends and the topic's id anew.
+
+        For a batch whose records could not be read: if the broker has deleted them, the poll says so or passes them.
+        """
+        if (lane := self._memberships.lane) is not None:
+            lane.plan_again()
+
     def leave(self) -> None:
         """Leave the group and release the partitions; both commit logs and the witness can still be read."""
         self._memberships.close(release=True)

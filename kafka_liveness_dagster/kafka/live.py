@@ -164,10 +164,14 @@ class LiveLane:
             return
         handed_over = self.member.confirm(batch.arrivals, waiting)
         if handed_over:
-            for owned in dict(self.member.owned).values():
-                owned.position = owned.committed
+            self.plan_again()
             names = ", ".join(map(str, handed_over))
             raise FencedError(FenceReason.HANDED_OVER, f"{names}, before the batch was written")
+
+    def plan_again(self) -> None:
+        """What is planned and not committed comes again."""
+        for owned in dict(self.member.owned).values():
+            owned.position = owned.committed
 
     def hold(self, tp: TopicPartition, *, paused: bool) -> None:
         """Pause or resume an owned partition, for whoever owns it later too.

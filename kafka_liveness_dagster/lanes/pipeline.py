@@ -24,7 +24,7 @@ from kafka_liveness_dagster.lanes.late import LateRecords
 from kafka_liveness_dagster.lanes.tables import witness_of
 from kafka_liveness_dagster.lanes.throttling import Throttling
 from kafka_liveness_dagster.runs.tags import budget_of
-from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkSilentError, TransformError
+from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.sink import Sink, SinkWitness
     from kafka_liveness_dagster.spark.transformed import Transformed
+
+_PLANNED_AGAIN = 3
+"""So often in a row, with nothing committed in between: a broker that deletes what is read may do it again."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Pipeline:
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        sizer = BatchSizer(self.most_records, self.auto, self.most_bytes)
+        sizer, planned_again = BatchSizer(self.most_records, self.auto, self.most_bytes), 0
         with BatchLines(log) as lines, InFlightWrites() as in_flight, self._throttling(in_flight, log) as throttling:
 
             def commit_first() -> None:
@@ -148,6 +151,15 @@ class Pipeline:
                     smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
                     why = throttling.of(batch) if timed_out else ""
                     log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")
+                except KafkaSourceError as gone:
+                    planned_again += 1
+                    if not gone.is_lost or planned_again > _PLANNED_AGAIN:
+                        raise
+                    in_flight.drop()
+                    lane.plan_again()  # the next poll names what the broker has lost, or passes it
+                    log.warning("%s: %s. It is planned again", batch, gone)
+                else:
+                    planned_again = 0
 
     def _throttling(self, in_flight: InFlightWrites, log: Logger) -> Throttling:
         of = self.metrics

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -42,7 +42,6 @@ from kafka_liveness_dagster.telemetry import tell as telemetry
 from kafka_liveness_dagster.telemetry.metrics import FENCES, GROUP, LANE, REASON
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Sequence
 
     from kafka_liveness_dagster.kafka.link import RunLink
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
 _HAVE_STARTED = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _AT_WORK = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+log = logging.getLogger("kafka_liveness_dagster")
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
 
 
@@ -136,8 +136,10 @@ def _tell_away(storage: RunStorage, run: dg.DagsterRun, why: Away) -> None:
 
 def _tell_work(storage: RunStorage, run_id: str) -> None:
     """That a batch of it is committed; who repeats the run gets its tags, hence the name in it."""
-    with suppress(Exception):  # somebody deleted the run: its watchdog ends it
+    try:
         storage.tag({COMMITTED_TAG: run_mark(run_id)})
+    except Exception:  # somebody deleted the run: its watchdog ends it
+        log.exception("could not tag run %s: Dagster does not know that a batch of it is committed", run_id)
 
 
 def _warn_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:

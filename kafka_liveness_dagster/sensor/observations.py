@@ -82,7 +82,7 @@ def group_observations(
                 "state": seen.state.value,
                 "events": dg.MetadataValue.md(_lines(events) or "none"),
                 **({"windows": windows} if windows else {}),
-                **({"external_commits": dg.MetadataValue.md(_lines(look.external))} if look.external else {}),
+                **({"external_commits": dg.MetadataValue.md(_quoted(look.external))} if look.external else {}),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
                 **({"failed": dg.MetadataValue.md(_lines(failed))} if failed else {}),
                 **links,
@@ -94,6 +94,11 @@ def group_observations(
 
 def _lines(told: Sequence[object]) -> str:
     return "\n".join(f"- {one}" for one in _all(told))
+
+
+def _quoted(told: Sequence[object]) -> str:
+    """Lines with text of other programs, as code: it renders no link and no HTML."""
+    return "\n".join(f"- `{str(one).replace('`', '')}`" for one in _all(told))
 
 
 def crash_lag_observations(

@@ -189,7 +189,8 @@ class Maintenance(Group):
     """From so many small files of one partition of the table on they are compacted: rarer, and less is rewritten
     twice. What either lane may still write again is left as it is."""
     max_snapshot_age_seconds: kinds.Seconds = 432_000.0
-    """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there."""
+    """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there. A table with a longer
+    ``history.expire.max-snapshot-age-ms`` keeps them so long, and one with ``gc.enabled=false`` keeps all."""
     max_snapshots: kinds.Count = 1_000
     """Of younger ones those beyond so many, when they are an hour old: each commit writes all of them again."""
     orphan_file_age_seconds: kinds.OrphanAge | None = 259_200.0

@@ -35,6 +35,7 @@ class Cluster:
         self.port, self._log = free_port(), folder / "cluster.log"
         conf, self.env = folder / "of the cluster.conf", _environment()
         conf.write_text("".join(f"{key} {value}\n" for key, value in (catalog | self._settings()).items()))
+        conf.chmod(0o640)
         (folder / "jars").symlink_to(jars.resolve("spark"))
         self.command = (SCRIPT, "--conf", conf, "--jars", folder / "jars", "--master-port", str(free_port()))
         with self._log.open("wb") as log:
@@ -164,6 +165,25 @@ def test_what_has_to_be_said(cluster, missing):
     done = subprocess.run(told, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert missing in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "mode", "says"),
+    [
+        pytest.param("", 0o600, "has to set spark.authenticate true", id="not set"),
+        pytest.param("true\nspark.authenticate=false", 0o600, "has to set spark.authenticate true", id="set back"),
+        pytest.param("true", 0o600, "has to set spark.authenticate.secret", id="no secret"),
+        pytest.param(f"true\nspark.authenticate.secret {SECRET}", 0o644, "may read the secret", id="readable"),
+    ],
+)
+def test_a_cluster_that_any_user_could_drive_is_not_started(tmp_path, lines, mode, says):
+    """Master, workers and driver take commands from whoever reaches their ports, unless they ask for a secret."""
+    conf = tmp_path / "spark.conf"
+    conf.write_text(f"spark.ui.enabled false\nspark.authenticate {lines}\n" if lines else "")
+    conf.chmod(mode)
+    command = [SCRIPT, "--conf", conf, "--jars", tmp_path]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
 
 def test_all_of_it_ends_in_good_order(cluster):

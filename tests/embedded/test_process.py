@@ -22,8 +22,7 @@ NOBODY = 65534
 
 def service_of(home, pid, mark=MARK):
     """Let the state folder say that its Kafka is this process."""
-    state.create_home(home)
-    (home / "kafka").mkdir(exist_ok=True)
+    (home / "kafka").mkdir(parents=True, exist_ok=True)
     state.write(home, {"kafka": Started(port=9, pid=pid, mark=mark, ready=True)})
 
 

@@ -168,6 +168,7 @@ def test_no_service_is_started_when_the_port_of_another_is_taken(home):
 
 def test_a_broker_that_ends_shows_the_end_of_its_log(home, processes_of):
     """The error names the log and shows its end: the reason is on the screen, not only in a file."""
+    state.create_home(home)
     data = home / "kafka" / "data"
     data.mkdir(parents=True)
     (data / "meta.properties").write_text("version=1\ncluster.id=broken\nnode.id=7\n")
@@ -211,6 +212,66 @@ def test_nobody_else_can_read_the_token(home):
     assert home.stat().st_mode & 0o777 == 0o700
     assert "secret" not in repr(state.read(home))
     assert "secret" not in repr(services.Services("", "sc://localhost:9/;token=secret", "", ""))
+
+
+def _contents(folder):
+    """Each file of a folder with its text, and each folder, with modes."""
+    found = {".": folder.stat().st_mode}
+    for path in sorted(folder.rglob("*")):
+        found[str(path.relative_to(folder))] = (path.stat().st_mode, path.read_bytes() if path.is_file() else None)
+    return found
+
+
+def test_a_folder_that_was_there_before_keeps_its_files_and_its_mode(home):
+    """`KAFKA_LIVENESS_HOME` may name a checkout; what others may not see of it is private by itself."""
+    (home / "src").mkdir(parents=True)
+    (home / ".gitignore").write_text("*.pyc\n")
+    (home / "src" / "orders.py").write_text("orders = 1\n")
+    home.chmod(0o755)
+    before = _contents(home)
+    services.ensure(which=KAFKA)
+    after = _contents(home)
+    assert {name: after[name] for name in before} == before
+    state.create_home(home)
+    assert _contents(home)["."] == before["."], "nor later, when it is known to hold the services"
+    created = [path for path in home.iterdir() if path.name not in before]
+    assert {path.name for path in created} >= {"kafka", "services.json", "services.lock", "catalog.db"}
+    assert [path.name for path in created if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("name", ["kafka", "spark", "logs", "warehouse", "catalog.db"])
+def test_a_folder_with_a_kafka_or_spark_of_the_users_is_refused(home, name):
+    """/opt may hold /opt/kafka: a start empties the data folder of a broker that was not formatted."""
+    data = home / name / "data"
+    data.mkdir(parents=True)
+    (data / "orders").write_text("of the user's\n")
+    before = _contents(home)
+    with pytest.raises(InvalidSettingError, match=rf"{home} holds {name}, which this package did not create"):
+        services.ensure(which=KAFKA)
+    assert _contents(home) == before
+
+
+def test_only_a_state_folder_is_removed(home):
+    """The demo begins with an empty folder `demo` in the state folder, which may be a checkout with a `demo`."""
+    (home / "demo").mkdir(parents=True)
+    (home / "demo" / "orders.py").write_text("orders = 1\n")
+    with pytest.raises(InvalidSettingError, match=r"demo holds orders\.py, which this package did not create"):
+        state.remove_home(home / "demo")
+    assert (home / "demo" / "orders.py").exists()
+    (home / "demo" / "orders.py").unlink()
+    state.remove_home(home / "demo")
+    state.create_home(home)
+    state.remove_home(home)
+    assert not home.exists()
+
+
+def test_a_folder_in_which_every_user_may_write_is_refused(home):
+    """Another user could put the settings of a Spark in place, which is code that runs as this user."""
+    home.mkdir()
+    home.chmod(0o777)
+    with pytest.raises(InvalidSettingError, match=r"every user of this machine may write"):
+        services.ensure(which=KAFKA)
+    assert list(home.iterdir()) == []
 
 
 def test_an_unknown_service_is_refused(home):

@@ -10,6 +10,7 @@ import sys
 
 import psutil
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyspark.errors import PySparkException
@@ -19,6 +20,8 @@ from kafka_liveness_dagster.cli import checkup
 from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import jars, spark_connect, state
+from kafka_liveness_dagster.spark.session import connect, end
+from tests.embedded.stranger import constant, java_of_nobody, tell, unguarded
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 
@@ -76,6 +79,28 @@ def test_the_token_is_on_no_command_line_and_in_no_log(told, shared_home):
     assert not any(token in argument for argument in spark.cmdline())
     assert not any(token in log.read_text() for log in (shared_home / "logs").iterdir())
     assert not any(token in conf.read_text() for conf in (shared_home / "spark" / "conf").iterdir())
+
+
+def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
+    """Who reaches the driver's port stops the block manager or the executor there, and has objects deserialized."""
+    spark = connect(told["spark_remote"], timeout_seconds=120)
+    try:
+        port = int(spark.conf.get("spark.driver.port"))
+        with java_of_nobody() as java:
+            storage, local = java.org.apache.spark.storage, java.org.apache.spark.scheduler.local
+            messages = {
+                "BlockManagerMaster": constant(storage, "BlockManagerMessages$StopBlockManagerMaster"),
+                "LocalSchedulerBackendEndpoint": constant(local, "StopExecutor"),
+            }
+            with unguarded(java) as control, pytest.raises(Py4JJavaError, match="Cannot find endpoint"):
+                tell(java, control, "BlockManagerMaster", messages["BlockManagerMaster"])
+            for endpoint, message in messages.items():
+                for secret in (None, "guessed"):
+                    with pytest.raises(Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"):
+                        tell(java, port, endpoint, message, secret)
+        assert spark.range(0, 5, 1, 3).repartition(2).count() == 5
+    finally:
+        end(spark)
 
 
 def test_the_doctor_finds_nothing_wrong(told):

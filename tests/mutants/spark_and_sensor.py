@@ -217,8 +217,8 @@ _WRITE = (
     Mutant(
         name="rows outside of the batch pass in a new table",
         file="spark/iceberg.py",
-        old="count_rows(inside(frame, of.ranges))",
-        new="count_rows(frame)",
+        old="summed(inside(frame, of.ranges))",
+        new="summed(frame)",
         killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table",
         invariant="CASE WHEN (`topic` = 'orders'",
     ),
@@ -266,8 +266,8 @@ _WRITE = (
     Mutant(
         name="a successor is looked for before the snapshot is known",
         file="spark/iceberg.py",
-        old="        of.may_go_on()\n        shape = table.shape(session)\n",
-        new="        of.may_go_on()\n        of.may_replace()\n        shape = table.shape(session)\n",
+        old="        of.may_go_on()\n        shape = table.shape_to_write(session)\n",
+        new="        of.may_go_on()\n        of.may_replace()\n        shape = table.shape_to_write(session)\n",
         killed_by=f"{_WRITES}test_a_successor_is_noticed_after_the_snapshot_is_known",
         invariant="At index 0 diff: 'permission' != 'snapshot'",
     ),
@@ -346,8 +346,8 @@ _WRITE = (
     Mutant(
         name="the namespace of a table that could not be created stays",
         file="spark/schema.py",
-        old="    except PySparkException:\n        _drop_namespaces(session, made)\n        raise\n\n\ndef keep",
-        new="    except PySparkException:\n        raise\n\n\ndef keep",
+        old="    except PySparkException:\n        _drop_namespaces(session, made)\n        raise\n\n\ndef check",
+        new="    except PySparkException:\n        raise\n\n\ndef check",
         killed_by=f"{_WRITES}test_a_namespace_that_a_write_created_goes_with_its_table",
         invariant="AssertionError: the namespace stays",
     ),
@@ -589,7 +589,7 @@ _LETTER = (
     Mutant(
         name="a storage error is looked for in the records",
         file="lanes/dead_letters.py",
-        old="        if isinstance(failed, StorageError):\n",
+        old="        if isinstance(failed, (KafkaSourceError, StorageError)):\n",
         new="        if failed is None:\n",
         killed_by=f"{_LETTERS}test_a_storage_error_blames_no_record",
         invariant="DID NOT RAISE StorageError",

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.accounts import Account
 from kafka_liveness_dagster.core.ledger_text import encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.sensor import table_look
 from kafka_liveness_dagster.sensor.table_look import TableLook
+from tests.remotes import spark_at
 from tests.wire.connect_server import RECORDS
 
 SECONDS = 10.0  # a wait this long is in vain
@@ -37,7 +37,7 @@ def short(monkeypatch):
 def look(server):
     """A query of the table on the server."""
     server.has_table(QUOTED, RECORDS)
-    spark = kl.SparkConnectResource(remote=server.remote)
+    spark = spark_at(server.remote)
     return lambda **limits: TableLook(TABLE, spark, **{"connect_seconds": SECONDS, **limits})
 
 
@@ -98,6 +98,18 @@ def test_the_history_is_read_once_while_the_table_does_not_change(server, look):
     first = len(server.executed_with("`snapshots`"))
     assert look().accounts(QUERIED)[AT].done == (Span(7, 12),)
     assert len(server.executed_with("`snapshots`")) == first > 0, "the history was read again"
+
+
+def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch):
+    """The look goes on without the table."""
+
+    def fails(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(TableLook, "_ask", fails)
+    found = look()
+    assert found.accounts(QUERIED) is None
+    assert found.cannot_tell == "Spark says AssertionError"
 
 
 def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):

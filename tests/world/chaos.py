@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 import kafka_liveness_dagster as kl
+from tests.remotes import spark_at
 from tests.timeouts import be_patient, seconds
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def definitions(told: Iterable[Case], bootstrap_servers: str, remote: str) -> dg
         executor = dg.multiprocess_executor.configured({"start_method": {case.law.start_method: {}}})
         steps.append(dg.define_asset_job(case.steps_job, selection=[asset.live.key], executor_def=executor))
         kafka[asset.settings.resources.kafka] = case.kafka(bootstrap_servers)
-    resources = {**kafka, "spark": kl.SparkConnectResource(remote=remote)}
+    resources = {**kafka, "spark": spark_at(remote)}
     return dg.Definitions.merge(*parts, dg.Definitions(jobs=steps, resources=resources))
 
 

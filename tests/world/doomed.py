@@ -15,6 +15,7 @@ import dagster as dg
 import pyspark.sql.connect.session  # noqa: F401 - only to have it
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Responses
 
+from tests.remotes import spark_at
 from tests.world.declared import made
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
         return batch.selectExpr("topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by")
 
     kafka = kl.KafkaLivenessResource(**told["kafka"])
-    resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=told["spark"])}
+    resources = {"kafka": kafka, "spark": spark_at(told["spark"])}
     defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))
     defs.resolve_job_def(told["job"]).execute_in_process(
         instance=dg.DagsterInstance.get(), partition_key=told["partition_key"]

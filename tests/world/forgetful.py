@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.second_log import SecondLog
 from kafka_liveness_dagster.spark.errors import TransformError
+from tests.remotes import spark_at
 from tests.waiting import wait_for
 
 SPARK_UI = "http://127.0.0.1:4040"
@@ -47,7 +48,7 @@ class Forgetful:
             default_max_batch_seconds=600,
             **({"session_timeout_seconds": 30, "heartbeat_interval_seconds": 0.5} if protocol == "classic" else {}),
         )
-        self._connect = kl.SparkConnectResource(remote=services.spark_remote, ui_url=SPARK_UI)
+        self._connect = spark_at(services.spark_remote, ui_url=SPARK_UI)
         self.between = None  # called with each batch before it is read
         self.value = "cast(value AS string)"  # what the transform makes of it
         self.cursor = None

@@ -25,6 +25,7 @@ from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.table import IcebergTable
+from tests.remotes import spark_at
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 from tests.world.declared import made
@@ -71,7 +72,7 @@ class Location:
         }
         living = {"session_timeout_seconds": OF_THE_LIVING} if protocol == "classic" else {}
         self.kafka = kl.KafkaLivenessResource(**{**self.kafka_settings, **living})
-        self.spark = kl.SparkConnectResource(remote=services.spark_remote)
+        self.spark = spark_at(services.spark_remote)
 
         def orders(batch):
             while self.before_write:

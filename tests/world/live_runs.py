@@ -10,6 +10,7 @@ import dagster as dg
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.spark.iceberg import write
+from tests.remotes import spark_at
 
 SIZE = 20
 
@@ -24,7 +25,7 @@ class LiveRuns:
         self.kafka = kl.KafkaLivenessResource(
             bootstrap_servers=services.bootstrap_servers, group_protocol=protocol, **timeouts
         )
-        self.spark = kl.SparkConnectResource(remote=services.spark_remote)
+        self.spark = spark_at(services.spark_remote)
         self.settings = {
             "name": "orders",
             "topics": [topic],

@@ -38,7 +38,7 @@ class Lonely:
         self.cluster = kl.KafkaLivenessResource(**self.kafka).cluster()
 
     def start(self, *, pauses_in="", settings=None, slow=True, is_patient=True, **asset):
-        """Begin a run; one that is not patient has the product's own limits for opening a Spark session."""
+        """Begin a run; one that is not patient waits for a Spark session for its budget."""
         told = {
             "run_id": str(uuid4()),
             "kafka": self.kafka,

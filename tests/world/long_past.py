@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody does
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.iceberg import write
+from tests.remotes import spark_at
 from tests.waiting import wait_for
 
 PARTITIONS = (0, 1)
@@ -47,7 +48,7 @@ class LongPast:
             name=topic.replace("-", "_"), topics=[topic], group_id=self.group, table=self.table, idle_seconds=0.3,
             enable_parallel_rebalance=True, iceberg=kl.Iceberg(snapshots="append", partition_by=["days(placed_at)"]),
         )(orders)  # fmt: skip
-        spark = kl.SparkConnectResource(remote=services.spark_remote)
+        spark = spark_at(services.spark_remote)
         resources = dg.Definitions(resources={"kafka": self._kafka, "spark": spark})
         defs = dg.Definitions.merge(asset.definitions, resources)
         self._keys_of = asset.crash_lag.key.path[-1]

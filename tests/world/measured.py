@@ -11,6 +11,7 @@ import sys
 import dagster as dg
 
 import kafka_liveness_dagster as kl
+from tests.remotes import spark_at
 from tests.timeouts import be_patient
 from tests.world.declared import made
 from tests.world.one_group import NO_SPARK
@@ -36,7 +37,7 @@ def main(told):
     """A live run, a look at what it owes, and a run that catches up; the ids of both runs."""
     be_patient()
     asset = kl.kafka_asset(**made(told["asset"]))(transform)
-    kafka, spark = kl.KafkaLivenessResource(**told["kafka"]), kl.SparkConnectResource(remote=told["spark"])
+    kafka, spark = kl.KafkaLivenessResource(**told["kafka"]), spark_at(told["spark"])
     defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
     with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
         live = defs.resolve_job_def("orders_job").execute_in_process(instance=instance)

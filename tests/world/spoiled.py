@@ -10,6 +10,8 @@ from typing import Any
 
 import dagster as dg
 
+from tests.remotes import spark_at
+
 
 def work(told: dict[str, Any], env: dict[str, str]) -> None:
     """The run that dies; this package is imported when the failpoint is known."""
@@ -26,6 +28,6 @@ def work(told: dict[str, Any], env: dict[str, str]) -> None:
     kafka = kl.KafkaLivenessResource(
         bootstrap_servers=told["servers"], default_max_batch_seconds=600, session_timeout_seconds=seconds(3)
     )
-    resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=told["remote"])}
+    resources = {"kafka": kafka, "spark": spark_at(told["remote"])}
     defs = dg.Definitions.merge(doomed.definitions, dg.Definitions(resources=resources))
     defs.resolve_job_def(doomed.live_job.name).execute_in_process(instance=dg.DagsterInstance.ephemeral())

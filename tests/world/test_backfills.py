@@ -19,6 +19,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
+from tests.remotes import spark_at
 from tests.waiting import PATIENCE, wait_for
 from tests.world.one_group import SECONDS
 from tests.world.stories import ALONE_YAML
@@ -60,7 +61,7 @@ class Owing:
             enable_parallel_rebalance=True,
             idle_seconds=0.3,
         )(orders)
-        self._resources = {"kafka": self.kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+        self._resources = {"kafka": self.kafka, "spark": spark_at(services.spark_remote)}
         defs = dg.Definitions.merge(self.asset.definitions, dg.Definitions(resources=self._resources))
         jobs = self.asset.live_job, self.asset.crash_lag_job
         self._live, self._catch_up = (defs.resolve_job_def(job.name) for job in jobs)

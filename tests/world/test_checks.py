@@ -10,6 +10,7 @@ from dagster._core.loader import LoadingContextForTest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
+from tests.remotes import spark_at
 from tests.waiting import wait_for
 from tests.world.one_group import join
 
@@ -87,7 +88,7 @@ class Checked:
 def checked(crashed, services):
     """Committed 70, crashed at 100, log end 120."""
     with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
-        yield Checked(crashed, instance, kl.SparkConnectResource(remote=services.spark_remote))
+        yield Checked(crashed, instance, spark_at(services.spark_remote))
 
 
 def test_each_check_fails_for_its_own_reason(checked, monkeypatch):

@@ -15,11 +15,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded.jars import resolve
 from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.spark import checkup
-from tests.timeouts import seconds, set_timeouts
+from kafka_liveness_dagster.spark.catalog_probe import probe
+from kafka_liveness_dagster.spark.session import end
+from tests.timeouts import connect, seconds, set_timeouts
 from tests.waiting import wait_for
 
 KIND = ConfigResource.Type
@@ -48,7 +51,7 @@ def admin(services_with_own_broker):
 def doctor(services_with_own_broker, monkeypatch):
     """What is told by ``kafka-liveness doctor``: the exit code, and by area and check what is not well."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    for name in ("_SERVER_SECONDS", "_CATALOG_SECONDS"):
+    for name in ("_SERVER_SECONDS", "_CATALOG_SECONDS", "_PROBE_SECONDS"):
         monkeypatch.setattr(f"kafka_liveness_dagster.cli.checkup.{name}", 300.0)
     services = services_with_own_broker
     where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
@@ -192,6 +195,42 @@ def test_a_machine_in_another_time_zone(doctor, monkeypatch):
     time.tzset()
     assert "this machine's Asia/Tokyo" in wrong["spark", "time zone"]["found"]
     assert ("spark", "clock") not in wrong
+
+
+def test_a_catalog_is_probed_on_a_scratch_table(doctor, spark):
+    """In a namespace of its own or in one that exists; afterwards the catalog is as it was."""
+    spark.sql(f"CREATE NAMESPACE {(scratch := f'lake.scratch_{uuid4().hex[:8]}')}")
+
+    def left():
+        namespaces = [row[0] for row in spark.sql("SHOW NAMESPACES IN lake").collect()]
+        return [one for one in namespaces if one.startswith("kafka_liveness_probe")], spark.sql(
+            f"SHOW TABLES IN {scratch}"
+        ).collect()
+
+    for where in ("lake", scratch):
+        code, wrong = doctor("--probe-catalog", where)
+        assert code == 0
+        assert [at for at in wrong if at[0] == f"catalog {where}"] == []
+    assert left() == ([], [])
+    code, wrong = doctor("--probe-catalog", "nowhere")
+    assert code == 1
+    assert "has no catalog 'nowhere'" in wrong["catalog nowhere", "create"]["found"]
+    assert wrong["catalog nowhere", "race"]["outcome"] == "unknown"
+
+
+def test_a_probe_reports_what_a_catalog_does_otherwise(services):
+    """One that forbids deletion, as Nessie does, and has properties of its own."""
+    session = connect(services.spark_remote)
+    for name, value in (("gc.enabled", "false"), ("commit.retry.num-retries", "4")):
+        session.conf.set(f"spark.sql.catalog.lake.table-override.{name}", value)
+    try:
+        found = {one.check: one for one in probe(session, "lake")}
+    finally:
+        end(session)
+    assert {check for check, one in found.items() if one.outcome is not Outcome.OK} == {"properties", "drop"}
+    assert "commit.retry.num-retries=4, gc.enabled=false" in found["properties"].found
+    assert "expires no snapshot" in found["expiry"].found
+    assert "its files are still there" in found["drop"].found
 
 
 def test_a_class_that_is_not_there_is_an_answer(spark, capfd):

@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from tests.remotes import spark_at
 from tests.world.test_sensor_requests import NO_SPARK
 
 ORDERS = dg.AssetKey("orders")
@@ -18,7 +19,7 @@ class MixedJobs:
         self.topic, self.instance, self.services = topic, instance, services
         self.produce = lambda *values: produce(services.bootstrap_servers, topic, 0, values)
         kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
-        spark = kl.SparkConnectResource(remote=services.spark_remote)
+        spark = spark_at(services.spark_remote)
         self.resources = {"kafka": kafka, "spark": spark}
         self.batches = []
 

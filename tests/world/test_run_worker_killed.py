@@ -11,12 +11,14 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from tests.remotes import spark_at
 from tests.world.left_behind import KEEPS_ANSWERS, await_end
 
 WORKER = """
 import sys
 import dagster as dg
 import kafka_liveness_dagster as kl
+from tests.remotes import spark_at
 from tests.timeouts import be_patient, seconds
 
 be_patient()
@@ -35,7 +37,7 @@ def orders(batch):
 
 resources = {
     "kafka": kl.KafkaLivenessResource(bootstrap_servers=servers, session_timeout_seconds=seconds(2)),
-    "spark": kl.SparkConnectResource(remote=remote),
+    "spark": spark_at(remote),
 }
 defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))
 defs.resolve_job_def("orders_job").execute_in_process(instance=dg.DagsterInstance.get())
@@ -59,7 +61,7 @@ def orders_asset(topic, group, table, services):
         return batch.selectExpr("topic", "partition", "offset", "'alive' AS written_by")
 
     kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers, session_timeout_seconds=30)
-    resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+    resources = {"kafka": kafka, "spark": spark_at(services.spark_remote)}
     return orders, dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources)), kafka
 
 
@@ -95,7 +97,7 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     orders, defs, kafka = orders_asset(topic, group, table, services)
 
     def tick():
-        resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+        resources = {"kafka": kafka, "spark": spark_at(services.spark_remote)}
         with dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_group") as ctx:
             return orders.sensor.evaluate_tick(ctx)
 

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.inside import OUTSIDE
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.source import read
+from tests.remotes import spark_at
 from tests.timeouts import connect
 from tests.waiting import wait_for
 
@@ -253,7 +254,7 @@ def test_a_run_writes_through_the_sink(parquet, services, make_topic, produce):
     asset = kl.kafka_asset(
         name="orders", topics=[topic], group_id=f"etl-{topic}", sink=parquet.sink, max_poll_records=3, idle_seconds=0.5
     )(lambda batch: batch.selectExpr("topic", "partition", "offset", "0 AS line", "string(value) AS written_by"))
-    resources = {"kafka": kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
+    resources = {"kafka": kafka, "spark": spark_at(services.spark_remote)}
     defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=resources))
     with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
         run = defs.resolve_job_def("orders_job").execute_in_process(instance=instance)

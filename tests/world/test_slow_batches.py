@@ -14,6 +14,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
+from tests.remotes import spark_at
 from tests.timeouts import connect, seconds
 
 OFFSETS = 4
@@ -58,7 +59,7 @@ def world(services, make_topic, produce, table, budget):
     timeouts = {"session_timeout_seconds": SESSION, "heartbeat_interval_seconds": 0.5}
     resources = {
         "kafka": kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers, **timeouts),
-        "spark": kl.SparkConnectResource(remote=services.spark_remote),
+        "spark": spark_at(services.spark_remote),
     }
 
     class World:

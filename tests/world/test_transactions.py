@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
 from kafka_liveness_dagster.kafka.times import held_back
+from tests.remotes import spark_at
 from tests.waiting import wait_for
 from tests.world.both_lanes import Tables, await_log_end, owe_everything, records
 from tests.world.one_group import SECONDS, World, join
@@ -131,9 +132,7 @@ def test_a_hole_is_processed_like_anything_else(services, world, transaction, ta
     def orders(batch):
         return batch.selectExpr("topic", "partition", "offset")
 
-    resources = dg.Definitions(
-        resources={"kafka": w.kafka, "spark": kl.SparkConnectResource(remote=services.spark_remote)}
-    )
+    resources = dg.Definitions(resources={"kafka": w.kafka, "spark": spark_at(services.spark_remote)})
     defs = dg.Definitions.merge(orders.definitions, resources)
 
     def run(job, **partition):
