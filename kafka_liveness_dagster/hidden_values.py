@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VARIABLE = "KAFKA_LIVENESS_HIDE_VALUES"
+_BY_PYSPARK = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers by which pyspark writes each error with a query context to standard error, whoever catches it."""
 
 
 def is_asked() -> bool:
@@ -51,6 +53,8 @@ def without_values() -> Iterator[None]:
     Raises:
         SparkFailedError: in the place of any other error.
     """
+    if is_asked():
+        _silence_pyspark()
     try:
         yield
     except Exception as error:
@@ -64,3 +68,10 @@ def without_values() -> Iterator[None]:
             f"records and is left out, because {VARIABLE} is set. Fix: read the message in the log of Spark's server, "
             "or run again without the variable"
         ) from None
+
+
+def _silence_pyspark() -> None:
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - pyspark stays lazy
+
+    for name in _BY_PYSPARK:
+        PySparkLogger.getLogger(name).disabled = True  # made by pyspark: a plain logger would refuse its arguments

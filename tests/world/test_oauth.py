@@ -27,8 +27,8 @@ from tests.timeouts import seconds
 from tests.waiting import wait_for
 from tests.world.token_server import AUDIENCE, TokenServer
 
-SECRET = "hunter2\"\\; é$x'="  # everything that JAAS, Java and curl would like to take for something else
-REDACTED = "hunter2"
+SECRET = "correcthorse\"\\; é$x'="  # everything that JAAS, Java and curl would like to take for something else
+REDACTED = "correcthorse"
 MODULE = "org.apache.kafka.common.security.oauthbearer"
 REFUSED_SECONDS = seconds(20)
 TOKEN_SECONDS = 6
