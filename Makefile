@@ -52,17 +52,18 @@ check: lint test ## what CI runs
 dist: java .venv/installed ## build wheel and sdist into dist/, install each alone in an empty environment, try it
 	@$(BIN)/python -m tests.first_hour.dist dist
 
-lock: .venv/installed ## pin the newest allowed versions into requirements.lock
+lock: .venv/installed ## pin the newest allowed versions, and their files' SHA-256, into requirements.lock
 	@$(BIN)/uv pip compile --universal --python-version 3.10 --all-extras --no-header --no-annotate \
-	  --upgrade pyproject.toml -o requirements.lock
+	  --generate-hashes --upgrade pyproject.toml -o requirements.lock
 
 .venv/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.11 …"; exit 1; }
 	@echo "building .venv from requirements.lock (a minute or two; Spark is 400 MB)"
 	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
-	@$(PIP) $$(grep '^uv==' requirements.lock) && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock || \
-	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) -r requirements.lock; }
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock >.venv/uv.lock && $(PIP) --require-hashes -r .venv/uv.lock && \
+	  $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode --python $(BIN)/python -r requirements.lock || \
+	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) --require-hashes -r requirements.lock; }
 	@$(PIP) --no-deps -e .
 	@touch $@
 

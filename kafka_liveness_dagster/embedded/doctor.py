@@ -37,18 +37,17 @@ def examine() -> Iterator[Finding]:
 
 
 def _jars() -> Answer:
+    if broken := [jar for name in jars.NAMES for jar in jars.damaged(name)]:
+        return FAIL(
+            f"{', '.join(broken[:3])} in {jars.jars_folder()} are not those of the release",
+            "`kafka-liveness up` downloads them again",
+        )
     missing = [name for name in jars.NAMES if jars.resolved(name) is None]
     if missing:
         return FAIL(
-            f"those of {' and '.join(missing)} are not in {jars.jars_folder()}, or damaged",
-            "`kafka-liveness up` downloads them",
+            f"those of {' and '.join(missing)} are not in {jars.jars_folder()}", "`kafka-liveness up` downloads them"
         )
-    if broken := [jar for name in jars.NAMES for jar in jars.damaged(name)]:
-        return FAIL(
-            f"{', '.join(broken[:3])} in {jars.jars_folder()} are not what was downloaded",
-            "remove them, and `kafka-liveness up` downloads them again",
-        )
-    return OK(f"complete in {jars.jars_folder()}, checksums as downloaded, for pyspark {jars.check_pyspark()}")
+    return OK(f"complete in {jars.jars_folder()}, checksums of the release, for pyspark {jars.check_pyspark()}")
 
 
 def _file(home: Path) -> Answer:

@@ -1,7 +1,9 @@
 """Where are the jars of the embedded services? Downloaded once a machine, by the Ivy that the pyspark wheel ships.
 
 Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by one
-rename, so that a folder of jars is complete or absent. ``SHA256SUMS`` in it is what `sha256sum --check` reads.
+rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package was released
+with, wherever it came from: a repository, a mirror, the user's local Maven repository, another machine.
+``SHA256SUMS`` beside the jars is what `sha256sum --check` reads.
 
 ``KAFKA_LIVENESS_IVY_SETTINGS`` may name an ``ivysettings.xml`` that points to a mirror.
 """
@@ -26,13 +28,15 @@ from kafka_liveness_dagster.embedded.errors import JarsError
 from kafka_liveness_dagster.embedded.java import find_java
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 Name = Literal["kafka", "spark"]
 NAMES: tuple[Name, ...] = get_args(Name)
 _HERE = Path(__file__).parent
 MODULES: dict[str, Path] = {name: _HERE / f"ivy-{name}.xml" for name in NAMES}
 """What Ivy is to bring for each name; those who develop this package keep jars of theirs by another name."""
+RELEASED = _HERE / "SHA256SUMS"
+"""The SHA-256 of each jar for each pyspark."""
 _LAST_LINES = 15
 _SUMS = "SHA256SUMS"
 _BESIDE_SPARK = {
@@ -83,18 +87,18 @@ def check_pyspark() -> str:
 
 
 def resolved(name: Name) -> Path | None:
-    """The folder of jars when each is there and can be read; None when it has to be downloaded."""
+    """The folder of jars when each has its checksum; None when it has to be downloaded. Reads all of them."""
     folder = _folder(name, jars_folder())
-    sums = _sums(folder)
-    return folder if sums and all(zipfile.is_zipfile(folder / jar) for jar in sums) else None
+    return folder if _sums(folder) and not damaged(name) else None
 
 
 def damaged(name: Name) -> list[str]:
-    """The jars that are not what was downloaded; reads all of them."""
+    """The jars that are not those of the release, and what else is on the class path with them; reads all of them."""
     folder = _folder(name, jars_folder())
-    return [
-        jar for jar, checksum in _sums(folder).items() if not (folder / jar).is_file() or _sum(folder / jar) != checksum
-    ]
+    downloaded = _sums(folder)
+    wanted = _wanted_sums(name, downloaded)
+    changed = [jar for jar in downloaded if not (folder / jar).is_file() or _sum(folder / jar) != wanted.get(jar)]
+    return changed + sorted(jar.name for jar in folder.glob("*.jar") if jar.name not in downloaded)
 
 
 def resolve(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path:
@@ -133,10 +137,19 @@ def ivy_settings() -> Path:
 def _sums(folder: Path) -> dict[str, str]:
     """File name to checksum, as they were downloaded; none when the folder is not complete."""
     try:
-        lines = (folder / _SUMS).read_text().splitlines()
+        return _lines_of(folder / _SUMS)
     except OSError:
         return {}
-    return {jar: checksum for checksum, _, jar in (line.partition("  ") for line in lines)}
+
+
+def _wanted_sums(name: str, downloaded: Mapping[str, str]) -> Mapping[str, str]:
+    """Those of the release; jars of those who develop this package have only those of their download."""
+    return _lines_of(RELEASED) if name in NAMES else downloaded
+
+
+def _lines_of(file: Path) -> dict[str, str]:
+    lines = (line.partition("  ") for line in file.read_text(encoding="utf-8").splitlines())
+    return {jar: checksum for checksum, _, jar in lines}
 
 
 def _sum(jar: Path) -> str:
@@ -166,9 +179,16 @@ def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
         broken = [jar.name for jar in found if not zipfile.is_zipfile(jar)]
         if failed or broken or not found:
             raise JarsError(_why(name, broken, log))
+        sums = {jar.name: _sum(jar) for jar in found}
+        wanted = _wanted_sums(name, sums)
+        if others := [jar for jar, checksum in sums.items() if wanted.get(jar) != checksum]:
+            raise JarsError(
+                f"{', '.join(others[:3])} of the {name} jars do not have the SHA-256 that this package was released "
+                "with. Nothing of the download was kept. Fix: look at the mirror that KAFKA_LIVENESS_IVY_SETTINGS "
+                "names, and at ~/.m2/repository; one of them has other files under these names"
+            )
         shutil.rmtree(folder, ignore_errors=True)
-        sums = (f"{_sum(jar)}  {jar.name}\n" for jar in found)
-        (scratch / "jars" / _SUMS).write_text("".join(sums))
+        (scratch / "jars" / _SUMS).write_text("".join(f"{checksum}  {jar}\n" for jar, checksum in sums.items()))
         (scratch / "jars").rename(folder)
     return folder
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +20,17 @@ from kafka_liveness_dagster.embedded import jars
 from kafka_liveness_dagster.embedded.errors import JarsError
 from tests.waiting import wait_for
 
-_RESOLVE = "from kafka_liveness_dagster.embedded import jars; print(jars.resolve('kafka'))"
+_RESOLVE = """
+import os, pathlib
+from kafka_liveness_dagster.embedded import jars
+jars.RELEASED = pathlib.Path(os.environ["RELEASED_SUMS"])
+print(jars.resolve("kafka"))
+"""
+_IN_REPOSITORY = (
+    "kafka_2.13-4.3.1", "slf4j-simple-1.7.36", "hadoop-bare-naked-local-fs-0.1.0", "sqlite-jdbc-3.54.1.0",
+    "spark-avro_2.13-4.1.1", "spark-avro_2.13-4.1.7", "spark-sql-kafka-0-10_2.13-4.1.3",
+    "spark-sql-kafka-0-10_2.13-4.1.8", "iceberg-spark-runtime-4.1_2.13-1.12.0", "iceberg-spark-runtime-4.1_2.13-1.9.9",
+)  # fmt: skip
 
 
 def _jar():
@@ -85,6 +96,11 @@ def repository(tmp_path, monkeypatch):
         )
         monkeypatch.setenv("KAFKA_LIVENESS_IVY_SETTINGS", str(settings))
         monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(tmp_path / "jars"))
+        released = tmp_path / "SHA256SUMS"
+        checksum = hashlib.sha256(server.jar).hexdigest()
+        released.write_text("".join(f"{checksum}  {jar}.jar\n" for jar in _IN_REPOSITORY))
+        monkeypatch.setattr(jars, "RELEASED", released)
+        monkeypatch.setenv("RELEASED_SUMS", str(released))
         yield server
         server.go_on.set()
         server.shutdown()
@@ -130,16 +146,63 @@ def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
     assert jars.resolved("spark") != here
 
 
-def test_one_that_was_exchanged_is_known_by_its_checksum(repository):
-    """It is a jar like any other, so only who reads all of it sees that; the doctor does."""
+def _other_jar():
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as jar:
+        jar.writestr("other", b"")
+    return held.getvalue()
+
+
+def test_a_jar_that_was_exchanged_or_added_is_not_run(repository):
+    """It is a jar like any other, with a name of the release: only its checksum tells."""
     folder = jars.resolve("kafka")
     assert jars.damaged("kafka") == []
-    with zipfile.ZipFile(folder / "slf4j-simple-1.7.36.jar", "w") as jar:
-        jar.writestr("other", b"")
-    assert jars.resolved("kafka") == folder
-    assert jars.damaged("kafka") == ["slf4j-simple-1.7.36.jar"]
-    checked = subprocess.run([shutil.which("sha256sum"), "--check", "SHA256SUMS"], cwd=folder, check=False)
-    assert checked.returncode == 1
+    (folder / "slf4j-simple-1.7.36.jar").write_bytes(_other_jar())
+    (folder / "added.jar").write_bytes(_other_jar())
+    sums = (folder / "SHA256SUMS").read_text()
+    other = hashlib.sha256(_other_jar()).hexdigest()
+    (folder / "SHA256SUMS").write_text(re.sub(r"\w+(?=  slf4j)", other, sums))  # who exchanges one exchanges this, too
+    assert jars.damaged("kafka") == ["slf4j-simple-1.7.36.jar", "added.jar"]
+    assert jars.resolved("kafka") is None
+    assert names(jars.resolve("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
+    assert jars.damaged("kafka") == []
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["a mirror", "a local Maven repository"])
+def test_a_jar_with_another_checksum_is_never_taken(repository, tmp_path, local):
+    """A mirror, or a build on this machine, may have another file under a name of the release."""
+    if local:
+        for module in ("org/apache/kafka/kafka_2.13/4.3.1", "org/slf4j/slf4j-simple/1.7.36"):
+            *group, name, version = module.split("/")
+            file = tmp_path / "m2" / module / f"{name}-{version}"
+            file.parent.mkdir(parents=True)
+            Path(f"{file}.pom").write_text(
+                f"<project><modelVersion>4.0.0</modelVersion><groupId>{'.'.join(group)}</groupId>"
+                f"<artifactId>{name}</artifactId><version>{version}</version></project>"
+            )
+            Path(f"{file}.jar").write_bytes(_other_jar())
+        settings = Path(os.environ["KAFKA_LIVENESS_IVY_SETTINGS"])
+        settings.write_text(re.sub(r"root='[^']*'", f"root='file:{tmp_path}/m2/'", settings.read_text()))
+    else:
+        repository.jar = _other_jar()
+    with pytest.raises(JarsError, match=r"kafka_2\.13-4\.3\.1\.jar, .* do not have the SHA-256"):
+        jars.resolve("kafka")
+    assert jars.resolved("kafka") is None
+
+
+def test_the_release_has_the_checksum_of_each_jar():
+    """Of each pyspark. The file is the SHA256SUMS of all folders of jars: ``LC_ALL=C sort -uk2``."""
+    released = jars._lines_of(jars.RELEASED)
+    for name in jars.NAMES:
+        folder = jars.resolve(name)
+        assert {jar.name for jar in folder.glob("*.jar")} <= released.keys()
+    for pyspark, beside in jars._BESIDE_SPARK.items():
+        line = pyspark.rpartition(".")[0]
+        assert {
+            f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar",
+            f"spark-avro_2.13-{beside['avro']}.jar",
+            f"iceberg-spark-runtime-{line}_2.13-{beside['iceberg']}.jar",
+        } <= released.keys()
 
 
 @pytest.mark.parametrize(
