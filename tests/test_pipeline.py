@@ -152,7 +152,7 @@ def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
         f"{batch(1)} is at work for 0 s. The broker throttles this login: a quota delayed a fetch"
     )
     assert late.startswith(f"{batch(1)}: the batch took longer")
-    assert "by 39.9 s. Fix: raise the quota" in late
+    assert "by 39.90 s. Fix: raise the quota" in late
 
 
 def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():

@@ -208,7 +208,7 @@ def _reads(throttle_seconds: float) -> Answer:
     # Rule 14: a quota makes batches slow, whatever their size
     if throttle_seconds:
         return WARN(
-            f"a quota delayed a fetch just now by {throttle_seconds:,.1f} s",
+            f"a quota delayed a fetch just now by {throttle_seconds:,.2f} s",
             "raise consumer_byte_rate or request_percentage of this login (`kafka-configs --describe --entity-type "
             "users`): a batch takes as long as the quota has it, and smaller ones read no faster",
         )

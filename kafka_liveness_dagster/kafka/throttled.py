@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
-WAIT_SECONDS = 3.0  # for a connection, a leader and some responses
+CONNECT_SECONDS = 15.0  # for the first response
+WAIT_SECONDS = 3.0  # for some more
+_ENOUGH_SECONDS, _LEAST_SECONDS = 1.0, 0.01  # a delay that is told at once, and the shortest that is told
 CLIENT_ID = "kafka-liveness/throttling"
 
 
@@ -32,7 +34,7 @@ def throttle_seconds(settings: KafkaSettings, tp: TopicPartition, seconds: float
     Args:
         settings: of the cluster.
         tp: any partition that this login may read.
-        seconds: how long to wait for the response.
+        seconds: how long to wait for more than one response.
     """
     delays: list[float] = []
 
@@ -45,11 +47,13 @@ def throttle_seconds(settings: KafkaSettings, tp: TopicPartition, seconds: float
         client = made(Consumer, config)
         try:
             client.assign([KafkaTopicPartition(*tp, OFFSET_END)])
-            give_up_at = time.monotonic() + seconds
-            while not any(delays) and time.monotonic() < give_up_at:  # one response of several may come undelayed
-                client.poll(0.1)
+            give_up_at = time.monotonic() + CONNECT_SECONDS
+            while max(delays, default=0.0) < _ENOUGH_SECONDS and time.monotonic() < give_up_at:
+                if client.poll(0.1) is not None:  # connected; one response of several may come undelayed
+                    give_up_at = min(give_up_at, time.monotonic() + seconds)
         finally:
             client.close()
     except (KafkaException, KafkaLivenessError):
         return 0.0
-    return max(delays, default=0.0)
+    longest = max(delays, default=0.0)
+    return longest if longest >= _LEAST_SECONDS else 0.0

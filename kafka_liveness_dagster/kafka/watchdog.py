@@ -248,9 +248,10 @@ class Watchdog:
         except Exception:  # the session timeout ends what could not be left
             log.exception("could not leave the group")
             named = reason
-        with self._raising:
-            if self._reason is reason:  # which the thread that asks Dagster tells it, too
-                self._reason = named
+        if named is not reason:
+            with self._raising:
+                if self._reason is reason:  # the thread that asks Dagster tells it the new one
+                    self._reason = named
         if not is_sure:
             log.warning("fenced: %s", named.value, extra={"fence": named})
         if not is_cancelled:  # nor can one be started now: the member is out of its group, this may take its time

@@ -66,7 +66,7 @@ class Throttling:
         found = self._found
         if found is None or found[0] != str(batch):
             return ""
-        return f"The broker throttles this login: a quota delayed a fetch by {found[1]:,.1f} s. {_REMEDY}"
+        return f"The broker throttles this login: a quota delayed a fetch by {found[1]:,.2f} s. {_REMEDY}"
 
     def _watch(self) -> None:
         logged_at: float | None = None

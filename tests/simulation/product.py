@@ -6,7 +6,7 @@ Everything else is the product's own code, as it is installed.
 from __future__ import annotations
 
 import concurrent.futures._base as futures
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from kafka_liveness_dagster.kafka import (
     watchdog,
 )
 from kafka_liveness_dagster.kafka.errors import Heard
-from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, throttling, waiting
+from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, pipeline, waiting
 from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer
@@ -85,6 +85,17 @@ def _getppid() -> int:
     return int(me.process.parent)
 
 
+class NoQuota(nullcontext[Any]):
+    """No broker here throttles anybody, and no thread asks."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(self)
+
+    def of(self, _batch: object) -> str:
+        """Nothing to say."""
+        return ""
+
+
 LOG: Any = Log()
 _OS = SimpleNamespace(getppid=_getppid)
 _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
@@ -120,7 +131,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (ledger_text, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),
-    (throttling.Throttling, "__enter__", lambda itself: itself),  # no broker here has a quota
+    (pipeline, "Throttling", NoQuota),
 ]
 
 

@@ -114,6 +114,7 @@ def quota(bootstrap_servers, bytes_a_second):
         alter("--delete-config", "consumer_byte_rate")
 
 
+@pytest.mark.certify
 def test_a_quota_that_delays_reads_is_told(doctor, group, services_with_own_broker):
     """Who else of the login has read too much delays the fetch of the doctor, as it delays Spark's."""
     name, topic = group
