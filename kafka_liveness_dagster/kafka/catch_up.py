@@ -20,6 +20,7 @@ from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.again import Again
 from kafka_liveness_dagster.kafka.delegated import delegated
+from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.findings import LANDED, Found
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
@@ -151,6 +152,14 @@ class CatchUpConsumer:
             RowsMissingError: the table lost what this run, or one before it, had written.
             PausedPartitionError: what is left may not be processed now.
         """
+        while True:
+            try:
+                return self._next(max_records, ahead=ahead)
+            except FencedError as fenced:  # its deadline has passed since the poll began
+                if not fenced.reason.may_rejoin:
+                    raise
+
+    def _next(self, max_records: int | None, *, ahead: bool) -> Batch | None:
         began_ms = now_ms()
         self._begin_again_if_too_slow()
         facts = self._proof.known()
@@ -168,7 +177,7 @@ class CatchUpConsumer:
                 self._second.record(self._wrote, self._watchdog.check)  # another run's record may have replaced it
                 return None
             self._begin_again()
-            return self.poll(max_records)
+            return self._next(max_records, ahead=False)
         self._plan(ranges)
         deadline_seconds, planning_seconds = self._timer.left_ms(now_ms()) / 1000, (now_ms() - began_ms) / 1000
         of_now = (self._fence.epoch, self._rotation.planned)

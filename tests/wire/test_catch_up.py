@@ -297,6 +297,25 @@ def test_a_quarantined_offset_is_not_planned_a_second_time(opened, table):
     assert [tuple(r.span) for r in lane.poll().ranges] == [(70, 100), (101, 120)], "a quarantined offset is left out"
 
 
+def test_a_deadline_that_passes_in_the_last_poll_is_no_error_of_the_run(opened, broker, table, monkeypatch):
+    """All rows are in the table: the poll looks again, and the run ends well."""
+    lane = opened()
+    batch = lane.poll()
+    table.done = (Span(0, 120),)
+    lane.commit(batch)
+    record, polls = lane._second.record, []
+
+    def passes_at_first(ranges, may_go_on):
+        polls.append(ranges)
+        if len(polls) == 1:
+            lane._timer.polled_at_ms -= 60_000
+        record(ranges, may_go_on)
+
+    monkeypatch.setattr(lane._second, "record", passes_at_first)
+    assert lane.poll() is None
+    assert polls == [[OWED], [OWED]]
+
+
 def test_crash_lag_of_a_paused_partition_ends_the_run_with_an_error(opened, broker):
     """The run would materialize partitions of which nothing was processed."""
     lane = opened(witness=None)
