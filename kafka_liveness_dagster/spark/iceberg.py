@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.counting import RowSums
     from kafka_liveness_dagster.spark.fit import Fit
-    from kafka_liveness_dagster.spark.ledger import TableLedger
+    from kafka_liveness_dagster.spark.ledger import Entry, TableLedger
     from kafka_liveness_dagster.spark.table import Shape
 
 _PAUSE_SECONDS = 0.5  # before the first of the attempts that follow a lost answer; twice as long before each other
@@ -156,8 +156,8 @@ class TableWrite:
                 if found is None:
                     continue
                 rows = found
-            if self.ledger is not None:
-                self.ledger.landed(self.ranges)
+            if self.ledger is not None and self._attempt.entry is not None:
+                self.ledger.landed(self._attempt.entry)
             return Written(rows, attempt - self._is_taken, self._cuts > 0, self._unanswered)
         cause = (Why.CATALOG if problem.why is Why.CATALOG else Why.WRITER).value
         raise WriteConflictError(
@@ -257,6 +257,7 @@ class Attempt:
         is_taken: whether the table has rows of these offsets, so that they cannot be appended.
         name: what its snapshot is called in its summary.
         columns: the table's when it began; None while there is no table.
+        entry: what it records in the ledger; None where there is no ledger, and before it is prepared.
     """
 
     of: TableWrite
@@ -264,6 +265,7 @@ class Attempt:
     is_taken: bool = False
     name: str = field(default_factory=lambda: uuid4().hex)
     columns: StructType | None = field(default=None, init=False)
+    entry: Entry | None = field(default=None, init=False)
     _is_new: bool = False
 
     def prepare(self) -> Callable[[], int]:
@@ -276,7 +278,8 @@ class Attempt:
         snapshot_id = None if shape is None else table.snapshot_id(session)
         summary = {"kafka-liveness.ranges": names(ranges)}
         if of.ledger is not None:
-            summary = of.ledger.properties(session, snapshot_id, ranges)
+            self.entry = of.ledger.entry(session, snapshot_id, ranges)
+            summary = self.entry.summary
         summary = {**summary, snapshots.ATTEMPT: self.name}
         of.may_replace()
         of.may_go_on()

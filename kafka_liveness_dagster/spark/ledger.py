@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
 
@@ -49,6 +49,22 @@ _LOOK_SHARE = 0.01
 _LONGEST_SECONDS = 300.0
 
 
+class Entry(NamedTuple):
+    """What one write records. Two writes of the same offsets have two: both may be in flight.
+
+    Attributes:
+        spans: the offsets it writes, by partition.
+        began_with: the snapshot from which it is validated.
+        replaced: those of the offsets whose rows the table contained then.
+        summary: the properties of its snapshot.
+    """
+
+    spans: Mapping[TopicPartition, tuple[Span, ...]]
+    began_with: int | None
+    replaced: Accounts
+    summary: dict[str, str]
+
+
 class TableLedger:
     """The witness of one table, for one process.
 
@@ -75,7 +91,6 @@ class TableLedger:
         self._says = Ledger()
         self._known: dict[TopicPartition, Account] = {}
         self._written: dict[TopicPartition, Account] = {}
-        self._over: dict[tuple[OffsetRange, ...], Accounts] = {}
         self._replacing: list[tuple[int | None, Accounts]] = []  # landed, and not seen in a snapshot yet
         self._replaced: dict[TopicPartition, Account] = {}
         self._known_as_of: set[int | None] = set()
@@ -83,7 +98,6 @@ class TableLedger:
         self._passed: tuple[int, ...] = ()
         self._last: int | None = None
         self._landed_since, self._look_at = False, 0.0
-        self._from: dict[tuple[OffsetRange, ...], int | None] = {}
         self._lacking: list[OffsetRange] = []
 
     @property
@@ -128,10 +142,8 @@ class TableLedger:
         added = {tp: replace(self._says.of(tp) + one, complete=True) for tp, one in lost.items()}
         self._says = replace(self._says, accounts={**self._says.accounts, **added})
 
-    def properties(
-        self, session: SparkSession, snapshot_id: int | None, ranges: Sequence[OffsetRange]
-    ) -> dict[str, str]:
-        """What a write of these ranges, validated from this snapshot, says in its own snapshot's summary.
+    def entry(self, session: SparkSession, snapshot_id: int | None, ranges: Sequence[OffsetRange]) -> Entry:
+        """Return what a write of these ranges, validated from this snapshot, records in its own snapshot's summary.
 
         Raises:
             RowsMissingError: the table has lost what this process wrote, or what it said before.
@@ -144,8 +156,6 @@ class TableLedger:
         by_partition = _by_partition(ranges)
         if self._group_id:
             check_groups(self._group_id, {tp: self._says.of(tp) for tp in by_partition}, self.target)
-        self._from[tuple(ranges)] = snapshot_id
-        self._over[tuple(ranges)] = self._held(by_partition)
         wrote = {tp: Account(spans, *self._besides(tp), groups=self._groups) for tp, spans in by_partition.items()}
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode(self._with_known(), complete=self._says.complete)
@@ -153,18 +163,17 @@ class TableLedger:
         since = self._reading.snapshot_id
         if since is not None and (len(had) <= LONG or since == snapshot_id):
             summary |= {HAD: had, SINCE: str(since)}
-        return summary
+        return Entry(by_partition, snapshot_id, self._held(by_partition), summary)
 
-    def landed(self, ranges: Sequence[OffsetRange]) -> None:
-        """These ranges are in the table now."""
+    def landed(self, entry: Entry) -> None:
+        """Take note that this write is in the table now."""
         self._landings += 1
-        self._written = total((self._written, {tp: Account(spans) for tp, spans in _by_partition(ranges).items()}))
-        began_with = self._from.pop(tuple(ranges), self._last)
-        self._known_as_of.add(began_with)
-        if replaced := self._over.pop(tuple(ranges), None):
-            self._replacing.append((began_with, replaced))
+        self._written = total((self._written, {tp: Account(spans) for tp, spans in entry.spans.items()}))
+        self._known_as_of.add(entry.began_with)
+        if entry.replaced:
+            self._replacing.append((entry.began_with, entry.replaced))
         # Which says something of the snapshot it began with; one that was seen meanwhile may have it already
-        self._landed_since = self._landed_since or began_with == self._last
+        self._landed_since = self._landed_since or entry.began_with == self._last
 
     def _held(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> Accounts:
         """Those of these offsets whose rows the table contains: a roll back may bring them back after a replay."""

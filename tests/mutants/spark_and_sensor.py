@@ -306,7 +306,7 @@ _WRITE = (
     Mutant(
         name="the ledger does not hear of a committed batch",
         file="spark/iceberg.py",
-        old="                self.ledger.landed(self.ranges)",
+        old="                self.ledger.landed(self._attempt.entry)",
         new="                pass",
         killed_by=f"{_WRITES}test_the_ledger_hears_of_a_batch_when_it_is_committed",
         invariant="assert [] == [OffsetRange(",

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.spark.errors import (
 )
 from kafka_liveness_dagster.spark.iceberg import TableWrite, write
 from kafka_liveness_dagster.spark.inside import OUTSIDE, within
+from kafka_liveness_dagster.spark.ledger import Entry
 from kafka_liveness_dagster.spark.snapshots import Merge
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.table import IcebergTable
@@ -257,11 +258,12 @@ class Ledger:
     def __init__(self):
         self.committed = []
 
-    def properties(self, _session, _snapshot_id, _ranges):
-        return {"kafka-liveness.wrote": str(Account())}
+    def entry(self, _session, snapshot_id, ranges):
+        spans = {one.topic_partition: (one.span,) for one in ranges}
+        return Entry(spans, snapshot_id, {}, {"kafka-liveness.wrote": str(Account())})
 
-    def landed(self, ranges):
-        self.committed += ranges
+    def landed(self, entry):
+        self.committed += [OffsetRange(*tp, *span) for tp, spans in entry.spans.items() for span in spans]
 
 
 def test_the_ledger_hears_of_a_batch_when_it_is_committed(server, session, table):

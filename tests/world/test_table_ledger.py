@@ -138,11 +138,11 @@ def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spar
             return found
 
     lane, ranges = TableLedger(Table(table), lambda: spark), [OffsetRange(*TP, 10, 20)]
-    lane.properties(spark, first, ranges)
+    entry = lane.entry(spark, first, ranges)
     add(spark, table, 10, 20)  # as these ranges' write
     lane.accounts([TP])
     assert Table.expired
-    lane.landed(ranges)
+    lane.landed(entry)
     assert lane.accounts([TP])[TP] == Account(complete=False), "nobody can tell"
 
 
@@ -158,12 +158,12 @@ def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
     assert not lane.accounts([TP])[TP].complete
     lane.believe({TP: Account((Span(0, 20),))})
     assert lane.accounts([TP])[TP] == Account((Span(0, 20),))
-    lane.properties(spark, known, ranges)
+    entry = lane.entry(spark, known, ranges)
     landed = add(spark, table, 20, 30)  # as these ranges' write
     add(spark, table, 30, 30)
     expire(spark, table, [known, landed])
     assert lane.accounts([TP])[TP] == Account(complete=False), "nobody can tell"
-    lane.landed(ranges)
+    lane.landed(entry)
     assert lane.accounts([TP])[TP] == Account(complete=False), "nor was it told as of a snapshot that is there"
 
 
