@@ -7,9 +7,11 @@ Each caller's own is interrupted, configured and stopped without touching anothe
 from __future__ import annotations
 
 import atexit
+import math
 import re
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_SECONDS = 120.0
 """For a server that accepts connections: under load, or while it collects garbage, it opens a session in minutes."""
 _ACCEPTED_WITHIN_SECONDS = 10.0
+_LOOK_SECONDS = 2.0
 _NOT_THERE = re.compile("Connection refused|errors resolving|DNS resolution failed|No route to host|Network is unreach")
 _SLOW = re.compile("before receiving SETTINGS|Handshake read failed|[Tt]imed? ?out")
 _WHILE_WORKING = DefaultPolicy(max_retries=12, max_backoff=3_000)
@@ -59,6 +62,7 @@ class _WhileStarting(DefaultPolicy):  # type: ignore[misc]
         super().__init__(max_retries=10_000, backoff_multiplier=1, initial_backoff=200)
         self._host, _, self._port = endpoint.rpartition(":")
         self.problem, self.is_absent = "", False
+        self._looked_at, self._accepts = -math.inf, False
 
     def can_retry(self, e: BaseException) -> bool:
         """Caller: pyspark, after an attempt. Affects: what ``connect`` says in the end."""
@@ -68,7 +72,13 @@ class _WhileStarting(DefaultPolicy):  # type: ignore[misc]
         return bool(super().can_retry(e)) and not self.is_absent
 
     def accepts(self) -> bool:
-        """Whether something listens there."""
+        """Whether something listens there; looked at once in 2 s, since a busy server is not to be asked more often."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at, self._accepts = now, self._is_accepted()
+        return self._accepts
+
+    def _is_accepted(self) -> bool:
         try:
             socket.create_connection((self._host.strip("[]"), int(self._port)), timeout=1).close()
         except OSError:

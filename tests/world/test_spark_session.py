@@ -145,6 +145,7 @@ def test_a_server_that_is_slow_is_waited_for(services, monkeypatch):
         assert len(said) == 1
         assert "accepts connections, and opened no session" in said[0]
         proxy.fall_silent()
+        monkeypatch.setattr(sessions, "connect", connect_at_once)  # the tests' own is more patient than the setting
         with pytest.raises(SparkUnreachableError, match=r"within 1 s.*connect_timeout_seconds"):
             kl.SparkConnectResource(remote=remote, connect_timeout_seconds=1.0).session()
 
