@@ -16,8 +16,8 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.partition_keys import is_replay, key_of, range_of
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
-from kafka_liveness_dagster.hidden_values import without_values
 from kafka_liveness_dagster.lanes.dead_letters import remove_processed
+from kafka_liveness_dagster.lanes.hidden_values import without_values
 from kafka_liveness_dagster.lanes.materialized import Materializations
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.proven import check_rows

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.hidden_values import reported
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.hidden_values import reported
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_metadata, number
 from kafka_liveness_dagster.runs.storage import NEEDED_SECONDS, needed, storage_of
 

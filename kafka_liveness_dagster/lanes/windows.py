@@ -15,7 +15,7 @@ import dagster as dg
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
-from kafka_liveness_dagster.hidden_values import without_values
+from kafka_liveness_dagster.lanes.hidden_values import without_values
 from kafka_liveness_dagster.lanes.lanes import LEFT_ALONE, catch_up
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata

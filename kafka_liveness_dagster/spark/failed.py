@@ -16,7 +16,7 @@ from grpc import StatusCode
 from pyspark.errors import PySparkException, PythonException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from kafka_liveness_dagster.hidden_values import is_asked, kind_of
+from kafka_liveness_dagster.core.hidden_values import is_asked, kind_of
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkUnreachableError
 from kafka_liveness_dagster.spark.inside import is_taken, kept, stray
 

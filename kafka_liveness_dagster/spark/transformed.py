@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.hidden_values import is_asked, kind_of
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.hidden_values import is_asked, kind_of
 from kafka_liveness_dagster.spark.counting import RowSums, summed
 from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError, TransformError, UnreadableRecordError
 from kafka_liveness_dagster.spark.failed import in_short, is_gone, is_of_source, is_the_servers, is_timestamp, is_unread

@@ -1,46 +1,24 @@
-"""Keep values of records out of what a run reports, where the environment variable asks for it.
+"""Keep values of records out of a run's errors and log, where the environment variable asks for it.
 
-Spark and Python put the value that they cannot convert into their error. Spark's server still logs it: nothing here
-changes what the server does.
+Spark's server still logs them: nothing here changes what the server does.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.hidden_values import VARIABLE, is_asked, kind_of
 from kafka_liveness_dagster.spark.errors import SparkFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VARIABLE = "KAFKA_LIVENESS_HIDE_VALUES"
 _BY_PYSPARK = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers by which pyspark writes each error with a query context to standard error, whoever catches it."""
-
-
-def is_asked() -> bool:
-    """Return whether messages of Spark and of users' functions are to be left out."""
-    return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true")
-
-
-def kind_of(error: BaseException) -> str:
-    """Return the class of an error, with Spark's name for the condition: neither contains a value.
-
-    >>> kind_of(ValueError("hunter2"))
-    'ValueError'
-    """
-    condition = getattr(error, "getCondition", str)()
-    return f"{type(error).__name__} [{condition}]" if condition else type(error).__name__
-
-
-def reported(error: BaseException) -> str:
-    """Return an error's message, or only its kind where messages are left out."""
-    return kind_of(error) if is_asked() else str(error)
 
 
 @contextmanager
