@@ -11,7 +11,7 @@ BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner se
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui docs fast test certify bench lint format check dist lock java chromium prometheus systemd-analyze postgresql clean
+.PHONY: help demo ui docs fast test certify bench lint format check dist sbom audit lock java chromium prometheus systemd-analyze postgresql clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,12 @@ check: lint test ## what CI runs
 
 dist: java .venv/installed ## build wheel and sdist into dist/, install each alone in an empty environment, try it
 	@$(BIN)/python -m tests.first_hour.dist dist
+
+sbom: .venv/installed ## list Python packages and jars, with hashes, in build/sbom.cdx.json (CycloneDX)
+	@$(BIN)/python -m supply_chain.sbom build/sbom.cdx.json
+
+audit: .venv/installed ## query OSV for known vulnerabilities of both; fails without a response, too
+	@$(BIN)/python -m supply_chain.audit
 
 lock: .venv/installed ## pin the newest allowed versions, and their files' SHA-256, into requirements.lock
 	@$(BIN)/uv pip compile --universal --python-version 3.10 --all-extras --no-header --no-annotate \
