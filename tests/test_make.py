@@ -115,6 +115,12 @@ def test_the_fast_ones_need_no_java(checkout):
     assert [word for word in words[12:-1] if not list(ROOT.glob(word))] == []
 
 
+def test_components_are_listed_and_audited(checkout):
+    """The list goes where the site of the docs goes, which git ignores."""
+    assert called(checkout, "sbom") == ["python -m supply_chain.sbom build/sbom.cdx.json"]
+    assert called(checkout, "audit")[-1] == "python -m supply_chain.audit"
+
+
 def test_a_pull_request_is_checked_by_the_same_lines(checkout):
     """The workflow calls ``.ci/run``, which is lint and the whole test; the Pythons that it tries are claimed."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())["jobs"]
