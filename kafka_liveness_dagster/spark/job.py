@@ -110,9 +110,8 @@ class SparkJob:
             self._cancelled.set()
         if first and entered:
             # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
-            for what in (self._give_up, self._interrupt_until_ended):
-                is_started = start(what, self.tag)
-            if not is_started:  # nobody goes on with it
+            start(self._give_up, self.tag)
+            if not start(self._interrupt_until_ended, self.tag):  # once, then
                 self._interrupt()
         return not entered or self._ended.wait(timeout_seconds)
 

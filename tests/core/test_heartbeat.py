@@ -121,6 +121,11 @@ def test_what_a_reason_allows(reason, may_rejoin, releases):
     assert (reason.may_rejoin, reason.releases) == (may_rejoin, releases)
 
 
+def test_a_process_closes_by_itself_or_by_a_signal():
+    """All others are events of a member that has not wished to leave."""
+    assert {reason for reason in FenceReason if reason.is_close} == {FenceReason.CLOSED, FenceReason.INTERRUPTED}
+
+
 def test_every_reason_is_a_sentence_of_its_own():
     """Users read the reason: no two read alike."""
     assert len({reason.value for reason in FenceReason}) == len(FenceReason)

@@ -18,6 +18,7 @@ from kafka_liveness_dagster.core.membership import (
     expiry,
     ignored,
     is_due_a_partition,
+    reason_of,
     replaced_logs,
 )
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
@@ -81,6 +82,15 @@ def test_why_a_member_is_gone(mark, run, member, reason):
     members = {} if member is None else {RUN: member}
     left = departures([snapshot(mark=mark)], members, {RUN: run} if run else {})
     assert left == ([MemberLeft(RUN, reason, (P0,))] if reason else [])
+
+
+def test_what_others_call_a_fence():
+    """A run that ended as it should has left nobody in the lurch."""
+    assert [reason_of(one) for one in (CUT_OFF, TIMED_OUT, Away(FenceReason.RUN_ENDED))] == [
+        LeaveReason.DISCONNECTED,
+        LeaveReason.POLL_TIMEOUT,
+        None,
+    ]
 
 
 def test_one_departure_names_all_its_partitions():

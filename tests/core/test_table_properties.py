@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.table_properties import KEY, change, in_words, needed_bounds, refused
+from kafka_liveness_dagster.core.layout import Layout
+from kafka_liveness_dagster.core.table_properties import (
+    KEY,
+    change,
+    in_words,
+    needed_bounds,
+    of_new_table,
+    refused,
+    refused_of_new_table,
+)
 
 METRICS = "write.metadata.metrics"
 COLUMNS = ["note", *KEY]
@@ -68,3 +77,21 @@ def test_bounds_of_topic_and_partition_are_needed_where_no_partition_value_has_t
     assert [one.name[-6:] for one in refused(nothing, needed_bounds(is_by_kafka_partition=True), COLUMNS)] == ["offset"]
     assert len([*refused(nothing, needed_bounds(is_by_kafka_partition=False), COLUMNS)]) == 3
     assert [*refused(nothing, KEY)] == []
+
+
+def test_a_new_table_has_what_its_layout_needs_and_the_users_own_last():
+    """MERGE has settings of its own, where batches are merged or no partition separates them."""
+    merge = "write.merge.isolation-level"
+    assert merge not in of_new_table(Layout())
+    assert of_new_table(Layout(snapshots="append"))[merge] == "serializable"
+    own = {"commit.retry.num-retries": "3"}
+    assert of_new_table(Layout(table_properties=own))["commit.retry.num-retries"] == "3"
+
+
+def test_a_catalogs_properties_count_where_it_sets_them():
+    """Its default is below the layout, its override above the user's own."""
+    avro, full = {"write.format.default": "avro"}, {f"{METRICS}.column.offset": "none"}
+    assert refused_of_new_table(Layout()) == []
+    assert [one.name for one in refused_of_new_table(Layout(), avro, full)] == [*avro, *full]
+    assert refused_of_new_table(Layout(table_properties={"write.format.default": "orc"}), avro) == []
+    assert refused_of_new_table(Layout(), full) == []
