@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import requests
+from packageurl import PackageURL
 
 from supply_chain.components import Component, read_components
 
@@ -25,10 +26,17 @@ OSV = "https://api.osv.dev"
 """The database of the Open Source Vulnerabilities project, which has the advisories of PyPI and of Maven."""
 PER_REQUEST = 100  # OSV allows 1,000; a refused request then leaves fewer components without a response
 MOST_PAGES = 20
+CANARIES = tuple(  # old versions with well-known vulnerabilities: a database without them has no advisories to compare
+    Component(purl, ())
+    for purl in (
+        PackageURL("pypi", name="jinja2", version="2.4.1"),
+        PackageURL("maven", "org.apache.logging.log4j", "log4j-core", "2.14.1"),
+    )
+)
 _IDENTIFIER = re.compile(r"[\w.:-]+")
 NOT_COVERED = """\
 Not covered: what is inside of a wheel or jar (the jars of the pyspark wheel, librdkafka, shaded classes), Java, and
-the Spark and Kafka servers of yours. OSV returns the same response for a component that it does not know as for one
+your own Spark and Kafka servers. OSV returns the same response for a component that it does not know as for a component
 without known vulnerabilities."""
 
 
@@ -64,6 +72,7 @@ def audit(components: Sequence[Component], database: str, timeout: float) -> Aud
     with requests.Session() as session:
         for portion in _portions(components):
             _query(session, database, timeout, portion, found)
+        _hold_to_canaries(session, database, timeout, components, found)
         for vulnerability in sorted({name for names in found.vulnerable.values() for name in names}):
             try:
                 page = _json(session, "GET", f"{database}/v1/vulns/{vulnerability}", timeout)
@@ -101,6 +110,21 @@ def _query(
     else:
         found.unanswered |= dict.fromkeys(waiting, f"more than {MOST_PAGES} pages")
     found.vulnerable |= {one: known for one, known in names.items() if known or one not in found.unanswered}
+
+
+def _hold_to_canaries(
+    session: requests.Session, database: str, timeout: float, components: Sequence[Component], found: Audit
+) -> None:
+    """Count no package, or no jar, as clean if the database lacks the vulnerabilities that everybody knows."""
+    known = Audit()
+    _query(session, database, timeout, CANARIES, known)
+    for canary in CANARIES:
+        if not known.vulnerable.get(canary):
+            lacks = f"the database has no vulnerability of {canary.purl}, which is vulnerable"
+            for one in (one for one in components if one.is_jar == canary.is_jar):
+                found.unanswered.setdefault(one, known.unanswered.get(canary, lacks))
+                if not found.vulnerable.get(one):
+                    found.vulnerable.pop(one, None)
 
 
 def _asked(component: Component) -> dict[str, Any]:

@@ -15,7 +15,11 @@ from supply_chain import audit, components, sbom
 
 PACKAGES = re.findall(r"^([\w.-]+)==([^ ;\n]+)", components.LOCK.read_text(encoding="utf-8"), re.MULTILINE)
 JARS = components.JARS.read_text(encoding="utf-8").splitlines()
-FLAWED = {("Maven", "org.apache.kafka:kafka-clients", "4.3.1"): [["GHSA-0000"], ["CVE-2026-1"]]}
+CANARIES = {
+    ("PyPI", "jinja2", "2.4.1"): [["A-1"]],
+    ("Maven", "org.apache.logging.log4j:log4j-core", "2.14.1"): [["A-2"]],
+}
+FLAWED = {**CANARIES, ("Maven", "org.apache.kafka:kafka-clients", "4.3.1"): [["GHSA-0000"], ["CVE-2026-1"]]}
 FLAWED[("PyPI", "requests", dict(PACKAGES)["requests"])] = [["PYSEC-2026-7"]]
 
 
@@ -26,7 +30,7 @@ class _Database(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.pages = {}  # (ecosystem, name, version): the identifiers of each page
+        self.pages = CANARIES  # (ecosystem, name, version): the identifiers of each page
         self.refused_batches = ()
         self.body = None  # instead of the right one
         self.queried = []
@@ -141,7 +145,7 @@ def test_an_audit_without_findings_queries_for_every_component(database, audited
     """Each package and each jar, by the names of its ecosystem."""
     code, report = audited()
     assert (code, report[-1]) == (0, "Result: no known vulnerabilities.")
-    assert len(database.queried) == len(set(database.queried)) == len(PACKAGES) + len(JARS)
+    assert len(database.queried) == len(set(database.queried)) == len(PACKAGES) + len(JARS) + len(CANARIES)
     assert {("PyPI", *package) for package in PACKAGES} < set(database.queried)
     assert ("Maven", "org.apache.spark:spark-sql-kafka-0-10_2.13", "4.1.3") in database.queried
     assert any(line.startswith("Not covered: ") for line in report)
@@ -156,6 +160,18 @@ def test_vulnerabilities_are_reported_from_every_page(database, audited):
     assert report[begin + 1 : begin + 3] == ["            GHSA-0000  GHSA-0000 in [31mred", "            CVE-2026-1"]
     assert any(re.fullmatch(r"VULNERABLE  pkg:pypi/requests@[\d.]+", line) for line in report)
     assert "vulnerable: 1 Python packages and 1 jars. Not audited: 0 Python packages and 0 jars." in report[-1]
+
+
+def test_a_database_without_an_ecosystem_makes_nothing_of_it_clean(database, audited):
+    """An empty mirror, or one of Python packages alone, returns what a clean component has."""
+    database.pages = {("PyPI", "jinja2", "2.4.1"): [["A-1"]]}
+    code, report = audited()
+    assert code == 2
+    assert report[0] == (
+        f"NOT AUDITED 0 Python packages and {len(JARS)} jars: the database has no vulnerability of "
+        "pkg:maven/org.apache.logging.log4j/log4j-core@2.14.1, which is vulnerable"
+    )
+    assert f"responded for {len(PACKAGES)} Python packages and 0 jars, of " in report[-2]
 
 
 def test_without_a_database_nothing_is_called_audited(audited, monkeypatch):
@@ -177,7 +193,7 @@ def test_a_batch_that_is_refused_leaves_the_others_audited(database, audited):
     code, report = audited()
     assert code == 2
     assert report[0] == f"NOT AUDITED {audit.PER_REQUEST} Python packages and 0 jars: HTTP 503 Service Unavailable"
-    assert len(database.queried) == len(PACKAGES) + len(JARS) - audit.PER_REQUEST
+    assert len(database.queried) == len(PACKAGES) + len(JARS) + len(CANARIES) - audit.PER_REQUEST
     database.batches, database.pages = 0, FLAWED
     code, report = audited()
     assert code == 1
