@@ -69,7 +69,7 @@ lock: .venv/installed ## pin the newest allowed versions, and their files' SHA-2
 	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock >.venv/uv.lock && $(PIP) --require-hashes -r .venv/uv.lock && \
 	  $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode --python $(BIN)/python -r requirements.lock || \
-	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) --require-hashes -r requirements.lock; }
+	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) --no-deps --require-hashes -r requirements.lock; }
 	@$(PIP) --no-deps -e .
 	@touch $@
 
