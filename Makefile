@@ -11,7 +11,7 @@ BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner se
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui docs fast test certify bench lint format check dist lock java chromium prometheus systemd-analyze postgresql clean
+.PHONY: help demo ui docs fast test certify bench lint format check dist sbom audit lock java chromium prometheus systemd-analyze postgresql clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ check: lint test ## what CI runs
 dist: java .venv/installed ## build wheel and sdist into dist/, install each alone in an empty environment, try it
 	@$(BIN)/python -m tests.first_hour.dist dist
 
+sbom: .venv/installed ## list Python packages and jars, with hashes, in build/sbom.cdx.json (CycloneDX)
+	@$(BIN)/python -m supply_chain.sbom build/sbom.cdx.json
+
+audit: .venv/installed ## query OSV for known vulnerabilities of both; fails without a response, too
+	@$(BIN)/python -m supply_chain.audit
+
 lock: .venv/installed ## pin the newest allowed versions, and their files' SHA-256, into requirements.lock
 	@$(BIN)/uv pip compile --universal --python-version 3.10 --all-extras --no-header --no-annotate \
 	  --generate-hashes --upgrade pyproject.toml -o requirements.lock
@@ -63,7 +69,7 @@ lock: .venv/installed ## pin the newest allowed versions, and their files' SHA-2
 	@$(PYTHON) -m venv .venv || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock >.venv/uv.lock && $(PIP) --require-hashes -r .venv/uv.lock && \
 	  $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode --python $(BIN)/python -r requirements.lock || \
-	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) --require-hashes -r requirements.lock; }
+	  { echo "uv cannot install the lock (it does not read pip.conf), pip tries"; $(PIP) --no-deps --require-hashes -r requirements.lock; }
 	@$(PIP) --no-deps -e .
 	@touch $@
 

@@ -15,7 +15,7 @@ import kafka_liveness_dagster as kl
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kafka_liveness_dagster"
-FOLDERS = ("kafka_liveness_dagster", "definitions", "website", "tests/simulation", "tests/first_hour")
+FOLDERS = ("kafka_liveness_dagster", "definitions", "supply_chain", "website", "tests/simulation", "tests/first_hour")
 ROOMS = sorted({path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")} - {"__init__"})
 PAGES = sorted([ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/decisions/*.md")])
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)

@@ -115,6 +115,28 @@ def test_the_fast_ones_need_no_java(checkout):
     assert [word for word in words[12:-1] if not list(ROOT.glob(word))] == []
 
 
+def test_without_uv_pip_installs_exactly_the_lock(checkout):
+    """The lock is complete. With dependencies, pip refuses it: a dependency with an extra is not pinned for pip."""
+    commands = checkout / ".venv" / "bin"
+    (checkout / ".venv" / "installed").unlink()
+    for name, end in (("pip", ""), ("uv", "exit 1\n")):
+        (commands / name).write_text(RECORD + end)
+        (commands / name).chmod(0o755)
+    words = called(checkout, ".venv/installed", "PYTHON=.venv/bin/python")
+    install = "pip install --quiet --disable-pip-version-check"
+    assert [line for line in words if line.startswith("pip")] == [
+        f"{install} --require-hashes -r .venv/uv.lock",
+        f"{install} --no-deps --require-hashes -r requirements.lock",
+        f"{install} --no-deps -e .",
+    ]
+
+
+def test_components_are_listed_and_audited(checkout):
+    """The list goes where the site of the docs goes, which git ignores."""
+    assert called(checkout, "sbom") == ["python -m supply_chain.sbom build/sbom.cdx.json"]
+    assert called(checkout, "audit")[-1] == "python -m supply_chain.audit"
+
+
 def test_a_pull_request_is_checked_by_the_same_lines(checkout):
     """The workflow calls ``.ci/run``, which is lint and the whole test; the Pythons that it tries are claimed."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())["jobs"]

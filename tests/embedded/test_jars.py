@@ -18,6 +18,7 @@ import pytest
 
 from kafka_liveness_dagster.embedded import jars
 from kafka_liveness_dagster.embedded.errors import JarsError
+from supply_chain.components import JARS, read_jars
 from tests.waiting import wait_for
 
 _RESOLVE = """
@@ -270,3 +271,19 @@ def test_the_page_has_what_goes_with_each_pyspark():
     assert {
         line[0]: dict(zip(("connector", "iceberg", "avro"), line[1:], strict=True)) for line in lines
     } == jars._BESIDE_SPARK
+
+
+def test_the_list_of_components_has_the_group_of_each_jar():
+    """Most jars have a file of Maven with it; an audit under another group would find nothing, and be green."""
+    listed = {
+        f"{one.purl.name}-{one.purl.version}.jar": one.purl for one in read_jars(JARS.read_text(encoding="utf-8"))
+    }
+    compared = 0
+    for jar in (jar for name in jars.NAMES for jar in jars.resolve(name).glob("*.jar")):
+        purl = listed[jar.name]
+        with zipfile.ZipFile(jar) as opened:  # a jar with others inside has a file of each
+            poms = [name for name in opened.namelist() if name.endswith(f"/{purl.name}/pom.properties")]
+            groups = [re.findall(r"^groupId=(.+?)\s*$", opened.read(pom).decode(), re.MULTILINE) for pom in poms]
+        assert groups in ([], [[purl.namespace]]), jar
+        compared += len(groups)
+    assert compared > len(listed) / 3
