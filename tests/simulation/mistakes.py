@@ -191,16 +191,16 @@ def believe_what_was_written(proof, left_out):
 
 
 MISTAKES = [
-    Made(Rebalance, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 4_755),
-    Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 4_755),
+    Made(Rebalance, "may_wait", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 6_221),
+    Made(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 6_221),
     Made(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 1_482),
     Made(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 100),
     Made(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 5_020),
-    Made(LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 4_640),
+    Made(LivenessConsumer, "check_open", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 9_450),
     Made(Pipeline, "_commit_first", commit_before_writing, "in the table or owed"),
     Made(SecondLog, "check_owed", refuse_what_is_forgotten, "when all is caught up"),
     Made(CatchUpConsumer, "_lose", record_what_was_lost, "the second log covers nothing", first=200),
-    Made(Fence, "check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 4_640),
+    Made(Fence, "check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 9_450),
     Made(Member, "commit", commit_what_was_given_up, "given up", HANDOVERS),
     Made(Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first=200),
     Made(Member, "adopt", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 4_300),
