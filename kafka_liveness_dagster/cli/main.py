@@ -70,7 +70,13 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
 
-    found = services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores, even_if_down=True)
+    def ensure() -> services.Services:
+        return services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores, even_if_down=True)
+
+    before, found = services.running(), ensure()
+    if before is not None and before.spark_remote == found.spark_remote and _is_dead(found.spark_remote):
+        services.distrust(found.spark_remote)
+        found = ensure()
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return
@@ -78,6 +84,22 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     click.echo(f"Spark Connect  {found.spark_remote.partition('/;')[0]} (with its token: up --json)")
     click.echo(f"catalog        {found.catalog_name}, in {found.catalog_uri}")
     click.echo(f"warehouse      {found.warehouse}")
+
+
+def _is_dead(spark_remote: str) -> bool:
+    """Return whether a Spark that was found running can run no job, and report it."""
+    from kafka_liveness_dagster.spark.alive import why_dead_at  # noqa: PLC0415  takes half a second
+    from kafka_liveness_dagster.spark.errors import SparkUnreachableError  # noqa: PLC0415
+
+    try:
+        why = why_dead_at(spark_remote)
+    except SparkUnreachableError as error:
+        again = "`kafka-liveness down` and `kafka-liveness up` start it again"
+        click.echo(f"Spark Connect is busy or hangs ({error}). It was left alone. {again}", err=True)
+        return False
+    if why:
+        click.echo(f"Spark Connect answered and could run no job ({why}): it is started again", err=True)
+    return bool(why)
 
 
 @main.command()

@@ -6,7 +6,7 @@ committed offsets, tables) survives `stop`; the services survive the process tha
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -112,6 +112,23 @@ def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
             process.end(one for one in found.values() if one)
         state.write(home, {name: replace(one, pid=None, ready=False) for name, one in started.items()})
     return [name for name, one in found.items() if one]
+
+
+def distrust(spark_remote: str, home: Path | None = None) -> bool:
+    """Note that the Spark at this address answers and can run no job: the next start ends it and starts another.
+
+    Returns:
+        Whether it is the embedded one. While another process starts or stops services nothing is noted.
+    """
+    home = state.home_folder(home)
+    found = _services(home).spark_remote
+    if not found or found != spark_remote:
+        return False
+    with suppress(Timeout), FileLock(home / state.LOCK, timeout=0):
+        started = state.read(home)
+        if started["spark"].ready and _services(home).spark_remote == spark_remote:
+            state.write(home, started | {"spark": replace(started["spark"], ready=False)})
+    return True
 
 
 def _start_missing(

@@ -7,6 +7,7 @@ somebody has written to it. A server that does not answer is left alone for a wh
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,7 +60,10 @@ class TableLook:
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
         """What the table says; None where it cannot be asked, and then ``cannot_tell`` says why."""
         self.asked = True
-        return self._told(lambda: self._ask(asked))
+        found = self._told(lambda: self._ask(asked))
+        if not self.cannot_tell and not self.exists:  # without a table no read has shown that Spark runs jobs
+            self._check_spark()
+        return found
 
     def dead_letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
         """Those of these offsets, after the look; none where they cannot be asked for, and ``cannot_tell`` says why."""
@@ -77,10 +81,32 @@ class TableLook:
             return ask()
         except KafkaLivenessError as error:
             self.cannot_tell = str(error)
+            self._check_spark()
         except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
             self.cannot_tell = f"Spark says {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            self._check_spark()
             self._forget()
         return None
+
+    def _check_spark(self) -> None:
+        """Report a Spark that answers and can run no job; the next run starts an embedded one again."""
+        from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
+        from kafka_liveness_dagster.spark.alive import why_dead  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
+
+        remote = self.spark.running()
+        session = None if remote is None else _sessions.get(remote)
+        if remote is None or session is None or line_of(session).is_cut:
+            return
+        why = ""
+        with suppress(KafkaLivenessError):  # busy
+            why = why_dead(session, _ASK_SECONDS)
+        if why:
+            is_ours = services.distrust(remote)
+            fix = (
+                "The next run, or `kafka-liveness up`, starts it again" if is_ours else "Fix: restart your Spark server"
+            )
+            self.cannot_tell = f"Spark answers and can run no job ({why}). {fix}"
 
     def _letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
         from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy

@@ -16,12 +16,15 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import checkup
 from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded import jars, spark_connect, state
+from kafka_liveness_dagster.embedded import jars, services, spark_connect, state
+from kafka_liveness_dagster.sensor.table_look import TableLook
 from kafka_liveness_dagster.spark.session import connect, end
 from tests.embedded.stranger import constant, java_of_nobody, tell, unguarded
+from tests.waiting import wait_for
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 
@@ -94,13 +97,39 @@ def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
             }
             with unguarded(java) as control, pytest.raises(Py4JJavaError, match="Cannot find endpoint"):
                 tell(java, control, "BlockManagerMaster", messages["BlockManagerMaster"])
-            for endpoint, message in messages.items():
-                for secret in (None, "guessed"):
-                    with pytest.raises(Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"):
-                        tell(java, port, endpoint, message, secret)
+            for (endpoint, message), secret in zip(messages.items(), (None, "guessed"), strict=True):
+                with pytest.raises(Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"):
+                    tell(java, port, endpoint, message, secret)
         assert spark.range(0, 5, 1, 3).repartition(2).count() == 5
     finally:
         end(spark)
+
+
+def test_a_spark_that_is_dead_behind_an_open_port_is_noticed(home, monkeypatch, tmp_path):
+    """Its executor is stopped, and it goes on answering: a sensor's look names that, and `up` starts it again."""
+    (tmp_path / "spark.conf").write_text("spark.authenticate false\n")  # what stops it is the attack of above
+    monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
+    remote = services.ensure(which=("spark",)).spark_remote
+    look = TableLook("lake.shop.orders", kl.SparkConnectResource(), connect_seconds=120)
+    warm = connect(remote, timeout_seconds=120)
+    assert warm.range(0, 1, 1, 1).count() == 1
+    end(warm)
+    wait_for(lambda: look.accounts({}) is not None)
+    look.cannot_tell = ""
+    with java_of_nobody() as java:
+        port = int(look._session().conf.get("spark.driver.port"))
+        stop = constant(java.org.apache.spark.scheduler.local, "StopExecutor")
+        assert tell(java, port, "LocalSchedulerBackendEndpoint", stop)
+    before = state.read(home)["spark"]
+    look.accounts({})
+    assert "Spark answers and can run no job" in look.cannot_tell
+    assert "The next run, or `kafka-liveness up`, starts it again" in look.cannot_tell
+    assert services.running() is None, "the next run starts another"
+    state.write(home, {"spark": before})  # as before the look
+    up = subprocess.run([*CLI, "up", "--json"], capture_output=True, text=True, check=True)
+    assert "Spark Connect answered and could run no job" in up.stderr
+    assert json.loads(up.stdout)["spark_remote"] == remote
+    assert state.read(home)["spark"].pid != before.pid
 
 
 def test_the_doctor_finds_nothing_wrong(told):
