@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         Watch,
     )
     from kafka_liveness_dagster.spark.errors import (
+        KafkaSourceError,
         RowsOutsideBatchError,
         SparkCancelledError,
         SparkFailedError,
@@ -132,6 +133,7 @@ __all__ = [
     "KafkaLivenessError",
     "KafkaLivenessResource",
     "KafkaRefusedError",
+    "KafkaSourceError",
     "LeaveReason",
     "LedgerError",
     "LivenessConsumer",
@@ -226,9 +228,9 @@ _HOMES = {
         "settings.asset_arguments": "AssetArguments",
         "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Watch",
         "spark.errors": (
-            "RowsOutsideBatchError SparkCancelledError SparkFailedError SparkSilentError SparkUnreachableError "
-            "StorageError TableSchemaError TableUnreadableError TransformError UnreadableRecordError "
-            "WriteConflictError"
+            "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError SparkSilentError "
+            "SparkUnreachableError StorageError TableSchemaError TableUnreadableError TransformError "
+            "UnreadableRecordError WriteConflictError"
         ),
         "spark.sink": "Replacement Sink",
     }.items()

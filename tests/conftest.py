@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ from tests.durations import DurationRecorder, order_by_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from pyiceberg.catalog import Catalog
@@ -118,6 +121,30 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """A context in which the product can start no more threads, as at a limit of its user or its container.
+
+    It takes a list, for the names of the threads that were not started.
+    """
+
+    @contextmanager
+    def limit(names: list[str] | None = None) -> Iterator[None]:
+        starts = threading.Thread.start
+
+        def start(thread: threading.Thread) -> None:
+            if not thread.name.startswith(("kafka-liveness", "spark-connect")):  # a server's of the test
+                return starts(thread)
+            (names if names is not None else []).append(thread.name)
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            yield
+
+    return limit
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,7 @@ LIKELY = {  # what may fit where a type alone does not say it
     "remote": st.sampled_from(["sc://h", "sc://h:1/;token=a;user_id=b", "sc://h:0"]),
     "url": st.sampled_from(["http://h:4040", "https://h,http://i/api", "h:8081"]),
     "ui_url": st.sampled_from(["http://h:4040", "https://h/ui", "h:4040"]),
+    "connect_timeout_seconds": st.floats(1, 600),
     "extra": st.dictionaries(st.sampled_from(EXTRA), TEXTS | st.integers(0, 9_999_999).map(str), max_size=2),
     "default_status": st.sampled_from(dg.DefaultSensorStatus),
     "backfill_policy": st.just(dg.BackfillPolicy.multi_run(2)),

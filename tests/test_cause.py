@@ -9,6 +9,7 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
 from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
@@ -17,6 +18,7 @@ from kafka_liveness_dagster.sensor.observations import crash_lag_observations
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 CRASHED, FINDER = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
+DISCONNECTED = LeaveReason.DISCONNECTED.value
 AT = TopicPartition("orders", 3)
 
 
@@ -45,7 +47,7 @@ def test_a_live_run_knows_whom_it_replaces(instance):
     tags = {**request.tags, "kafka_liveness/cause": "a worker was killed"}
     instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=FINDER, tags=tags))
     (found,) = crash_lag_observations(
-        dg.AssetKey("orders_crash_lag"), "etl", ["orders:3:70-120"], look(instance, FINDER, (Span(70, 120),))
+        instance, dg.AssetKey("orders_crash_lag"), "etl", ["orders:3:70-120"], look(instance, FINDER, (Span(70, 120),))
     )
     assert found.partition == "orders:3:70-120"
     assert found.metadata["crashed_run"] == dg.MetadataValue.dagster_run(CRASHED)
@@ -70,7 +72,7 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
         crash_lag=kl.CrashLag(max_age_seconds=60),
         name="orders",
     )(lambda batch: batch)
-    (event,) = crash_lag_observations(asset.crash_lag.key, "etl", keys, owing(*both))
+    (event,) = crash_lag_observations(instance, asset.crash_lag.key, "etl", keys, owing(*both))
     instance.report_runless_asset_event(event)
     for left in (both, both[1:], both[:1]):
         waiting = [f"{at}:70-120" for at in left]
@@ -87,3 +89,25 @@ def test_lag_alone_has_no_run_to_name(instance):
     (request,), _ = wants.live(instance, quiet, now=0.0, ghosts=())
     assert request.tags["kafka_liveness/cause"] == "lag"
     assert "kafka_liveness/cause_run" not in request.tags
+
+
+@pytest.mark.parametrize(
+    ("started_by", "cause"),
+    [
+        pytest.param("lag", f"run {FINDER[:8]} {DISCONNECTED}", id="by the sensor, for lag"),
+        pytest.param(None, f"run {FINDER[:8]} {DISCONNECTED}", id="by hand"),
+        pytest.param(
+            "run 0badcafe crashed", f"run 0badcafe crashed; run {FINDER[:8]} {DISCONNECTED}", id="for a crash"
+        ),
+    ],
+)
+def test_a_run_that_was_out_of_its_group_is_the_cause_itself(instance, started_by, cause):
+    """It joined again and skipped ahead; Dagster was asked before it said why."""
+    tags = {} if started_by is None else {"kafka_liveness/cause": started_by}
+    instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=FINDER, tags=tags))
+    before = look(instance, FINDER, (Span(70, 120),))
+    instance.add_run_tags(FINDER, {"kafka_liveness/fenced": "brokers-unavailable back"})
+    asset = dg.AssetKey("orders_crash_lag")
+    (found,) = crash_lag_observations(instance, asset, "etl", ["orders:3:70-120"], before)
+    assert found.metadata["cause"].value == cause
+    assert f"({cause})" in found.description

@@ -44,7 +44,8 @@ def told(partitions):
         *(CrashLagFound(key, 100_000) for key in keys),
     ]
     (observation,) = group_observations("etl", ["orders"], look(partitions), events)
-    (jump,) = crash_lag_observations(dg.AssetKey("orders_crash_lag"), "etl", keys, look(partitions))
+    with dg.DagsterInstance.ephemeral() as instance:
+        (jump,) = crash_lag_observations(instance, dg.AssetKey("orders_crash_lag"), "etl", keys, look(partitions))
     tally = Tally()
     tally.add(Batch(tuple(ranges(partitions)), 60.0), 5, 1.0)
     materialized = dg.AssetMaterialization("orders", metadata=tally.metadata())

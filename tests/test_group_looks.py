@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from types import SimpleNamespace
 
@@ -140,7 +141,7 @@ def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
     exact = health.exact(seen.snapshot, (), "")
     assert (exact.gravity, exact.sentence) == (Gravity.WARNING, seen.external[0])
     [told] = group_observations(GROUP, [TOPIC], seen, ())
-    assert told.metadata["external_commits"] == dg.MetadataValue.md(f"- {seen.external[0]}")
+    assert told.metadata["external_commits"] == dg.MetadataValue.md(f"- `{seen.external[0]}`")
 
 
 @pytest.mark.parametrize("end", [2**63 - 1, 2_000])
@@ -234,6 +235,24 @@ def test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance
     assert [member.is_elsewhere for member in look(cluster, instance).snapshot.members] == [True]
     instance.add_run(dg.DagsterRun("orders_job", run_id=RUN, status=STARTED))
     assert [member.is_elsewhere for member in look(cluster, instance).snapshot.members] == [False]
+
+
+def test_a_foreign_member_brings_no_markdown_and_no_link(cluster, instance):
+    """Dagster's pages render events as markdown; anybody who may join the group chooses a client.id."""
+    cluster.members = [GroupMember("member-1", "[a](http://b.c)|`<i>www.d.e", "/127.0.0.1", (AT,))]
+    [member] = look(cluster, instance).snapshot.members
+    assert member.name == "?a?(http:??b.c)???i?www?"
+    cluster.members = [GroupMember("member-1", "orders_app-1", "/10.0.0.7", (AT,))]
+    [member] = look(cluster, instance).snapshot.members
+    assert member.name == "orders_app-1 at 10.0.0.7"
+
+
+def test_external_metadata_brings_no_markdown(cluster, instance):
+    """It is between marks of code, which render neither links nor HTML; it holds no such mark itself."""
+    cluster.logs[CATCH_UP] = Commit(5, "`[a](http://b.c)`")
+    [told] = group_observations(GROUP, [TOPIC], look(cluster, instance), [])
+    line = told.metadata["external_commits"].value
+    assert re.fullmatch(r"- `[^`\n]*\[a\]\(http://b\.c\)[^`\n]*`", line), line
 
 
 # --- runs without a process -----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ PATIENCE = 180.0  # seconds
 class Job(nullcontext):
     """Spark work that can be cancelled."""
 
-    tag = "job"
+    tag = "kafka-liveness-job"
     cancelled = False
 
     is_given_up = False
@@ -151,6 +151,34 @@ def test_what_a_former_membership_planned_is_given_up():
         assert [one.batch.epoch for one in found] == [2]
         for one in (old, new):
             one.gate.set()
+
+
+def test_a_cancel_that_raises_keeps_no_other_batch_from_being_given_up(caplog):
+    """Spark's client may be closed already: each is cancelled, and none stays in flight."""
+
+    class Broken(Job):
+        def cancel(self, timeout_seconds=2.0):
+            raise ConnectionError("closed")
+
+    writes = [Write(), Write()]
+    with in_flight(*writes) as found:
+        last = found[1].job
+        object.__setattr__(found[0], "job", Broken())
+        found.drop()
+        assert last.cancelled
+        assert not found
+        assert "could not cancel" in caplog.text
+    for one in writes:
+        one.gate.set()
+
+
+def test_a_batch_is_written_in_the_thread_of_the_run_where_no_other_can_be_started(no_threads):
+    """One batch at a time: the limit of threads of its user or its container is reached."""
+    write = Write()
+    write.gate.set()
+    with no_threads(), in_flight(write) as found:
+        assert found[0].finish() == 7
+    assert write.threads["execute"] is threading.current_thread()
 
 
 def test_no_second_is_counted_twice():

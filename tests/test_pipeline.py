@@ -16,6 +16,7 @@ from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.iceberg import Written
+from tests.waiting import wait_for
 
 LOG = logging.getLogger("kafka_liveness_dagster")
 CANCELED = "Spark canceled the batch"
@@ -73,7 +74,10 @@ class Lane:
 
 
 class Faked(Pipeline):
-    """A pipeline whose writes fail as its lane has it."""
+    """A pipeline whose writes fail as its lane has it, on a broker with a quota."""
+
+    def _delay(self, tp):
+        return 39.9
 
     def _write_of(self, batch, lane, log):
         error = lane.errors.pop(0) if lane.errors else None
@@ -125,6 +129,30 @@ def test_other_failures_end_the_run(reason, raised):
     with pytest.raises(raised):
         run(lane, batch(1), batch(2))
     assert lane.steps == []
+
+
+def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
+    """While it is slow, and again when it is too slow: the advice about its size alone would help nothing."""
+    for name in ("SLOW_SECONDS", "EVERY_SECONDS"):
+        monkeypatch.setattr(f"kafka_liveness_dagster.lanes.throttling.{name}", 0.0)
+    lane = Lane([RuntimeError(CANCELED)])
+    lane.fenced[1] = FenceReason.POLL_TIMEOUT
+
+    def lines():
+        return [line for record in caplog.records if "throttles" in (line := record.getMessage())]
+
+    def canceled(write, execute, finish=Write.finish):
+        wait_for(lines, what="the run names the quota")
+        return finish(write, execute)
+
+    monkeypatch.setattr(Write, "finish", canceled)
+    run(lane, batch(1), batch(2))
+    at_work, late = lines()
+    assert at_work.startswith(
+        f"{batch(1)} is at work for 0 s. The broker throttles this login: a quota delayed a fetch"
+    )
+    assert late.startswith(f"{batch(1)}: the batch took longer")
+    assert "by 39.90 s. Fix: raise the quota" in late
 
 
 def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():

@@ -95,6 +95,20 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
     assert any(entry.user_message.startswith("Dagster's storage responds again") for entry in instance.all_logs(run_id))
 
 
+def test_a_process_that_can_start_no_thread_stores_in_its_own(instance, no_threads):
+    """What a failing storage raises then is raised there."""
+
+    def work(context):
+        of_run = storage_of(context)
+        with no_threads():
+            of_run.tag({"kafka_liveness/waits_for": "threads"})
+            with broken(instance, AWAY), pytest.raises(Exception, match="unable to open database"):
+                of_run.tag({"kafka_liveness/waits_for": "nothing"})
+        assert not of_run.is_behind
+
+    assert instance.get_run_by_id(run_of(instance, work)).tags["kafka_liveness/waits_for"] == "threads"
+
+
 def test_a_run_whose_end_cannot_be_stored_ends_with_one_error(instance, monkeypatch):
     """It has what is committed, and what of the run Dagster does not have; another error of the run is not hidden."""
     monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.1)

@@ -219,12 +219,19 @@ KAFKA = {
     "ssl_key_location": [7, "a\0"],
     "ssl_key_password": [7, "hunter2\0"],
     "ssl_endpoint_identification_algorithm": ["", "HTTPS", 7, None],
+    "sasl_oauthbearer_client_id": [7, "a\0", " etl"],
+    "sasl_oauthbearer_client_secret": [7, "hunter2\0", ["hunter2"], " hunter2"],
+    "sasl_oauthbearer_token_endpoint_url": [7, "a\0"],
+    "sasl_oauthbearer_scope": [7, "a\0"],
+    "sasl_oauthbearer_extensions": [7, "a\0"],
+    "https_ca_location": [7, "a\0"],
 }
 SPARK = {
     "remote": ["", "spark:1", "sc://", "sc://h:0", "sc://h:99999", "sc://h:x", "sc://[::1", "sc://h:1/x", "sc://h:1/;token",
                "sc://h:1/;session_id=x", "sc://h:1/;token=hunter2\0", "sc://h:1/;token=hunterü", "sc://h:1 ", " sc://h:1",
                "SC://h:1", "sc://\ud800:1", 7, None],
     "ui_url": ["", "driver:4040", "sc://h:1", "http://\ud800", 7],
+    "connect_timeout_seconds": [0, -1, 86_401, float("nan"), float("inf"), "120", True, None],
 }  # fmt: skip
 REGISTRY = {
     "url": ["", "registry:8081", "https://", "https://h:0", "https://h:x", "https://[::1", "https://a:hunter2@h", "https://h?a",
@@ -395,6 +402,16 @@ def test_what_contradicts_itself_is_told_at_once_too():
     assert len(said.splitlines()) == 4
     for words in ("both of table and sink", "one batch at a time", "for 2 live runs", "one resource cannot be both"):
         assert words in said
+
+
+def test_table_properties_that_no_later_batch_could_be_written_with_are_refused():
+    """With the values that are needed, where the asset is declared and not in its second batch."""
+    properties = {"write.format.default": "avro", "write.metadata.metrics.column.offset": "none"}
+    with pytest.raises(InvalidSettingError) as refusal:
+        asset(iceberg=kl.Iceberg(table_properties=properties))
+    said = str(refusal.value)
+    assert "write.format.default=avro (its files have no column bounds" in said
+    assert "{'write.format.default': 'parquet', 'write.metadata.metrics.column.offset': 'full'}" in said
 
 
 def test_windows_of_time_need_a_beginning_and_a_table():

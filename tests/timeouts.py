@@ -10,7 +10,7 @@ import math
 import os
 import re
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
@@ -51,7 +51,7 @@ def _connect_of_the_product() -> Callable[..., SparkSession]:
     return connect
 
 
-def connect(remote: str, *, timeout_seconds: float = CONNECT_SECONDS) -> SparkSession:
+def connect(remote: str, *, timeout_seconds: float = CONNECT_SECONDS, **options: Any) -> SparkSession:
     """Open a Spark session as the product does, with at least ``CONNECT_SECONDS`` where a server listens.
 
     Where nothing listens the caller's limit holds: a test of an absent server would wait in vain.
@@ -61,7 +61,7 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_SECONDS) -> SparkSe
     port = re.match(r"sc://[^:/]+:(\d+)", remote)
     if port and answers(int(port[1])):
         timeout_seconds = max(timeout_seconds, seconds(CONNECT_SECONDS))
-    return _connect_of_the_product()(remote, timeout_seconds=timeout_seconds)
+    return _connect_of_the_product()(remote, timeout_seconds=timeout_seconds, **options)
 
 
 def be_patient(put: Callable[[object, str, object], None] = setattr) -> None:

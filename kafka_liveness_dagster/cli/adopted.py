@@ -96,6 +96,7 @@ class Adoption:
         }
         summary = {HAD: encode(accounts, complete=self.ledger.complete), SINCE: str(self.snapshot_id)}
         table = IcebergTable(self.table)
+        table.check_main(self.session)
         append_nothing(self.session.table(table.quoted), table, summary)
         yield f"{self.table}: the rows of {number(len(self.groups), 'topic')} belong to group {self.group_id} now"
         if mixed:

@@ -1,6 +1,7 @@
 """Is a real deployment as docs/production.md advises? Kafka, a group, Spark and its catalogs are asked, rules judge.
 
-Starts nothing and changes nothing; each question is bounded in time, and one that fails does not end the rest.
+Starts nothing and changes nothing but the scratch table of a probed catalog; each question is bounded in time, and one
+that fails does not end the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kafka_liveness_dagster.core.health import retention
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.checkup import Setup
 from kafka_liveness_dagster.kafka.errors import KafkaRefusedError
+from kafka_liveness_dagster.kafka.throttled import throttle_seconds
 from kafka_liveness_dagster.kafka.times import timestamps
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _SPARK_SECONDS = 10.0
 _SERVER_SECONDS = 30.0  # a cold server's first queries
 _CATALOG_SECONDS = 45.0  # Iceberg itself asks a REST catalog for half a minute
+_PROBE_SECONDS = 180.0  # about ten small commits
 _KEPT = "offsets.retention.minutes"
 _OF_CLUSTER = [name for rule in checkup_kafka.CLUSTER for name in rule.needs if name != "differing"]
 
@@ -41,9 +44,9 @@ def kafka(settings: Callable[[], KafkaSettings], group_id: str | None, *, is_emb
     yield from _unless_it_fails("kafka", "brokers", lambda: _kafka(settings(), group_id, is_embedded=is_embedded))
 
 
-def spark(url: Callable[[], str]) -> Iterator[Finding]:
-    """What the Spark Connect server says, and each of its catalogs."""
-    yield from _unless_it_fails("spark", "server", lambda: _spark(url()))
+def spark(url: Callable[[], str], probed: str | None = None) -> Iterator[Finding]:
+    """What the Spark Connect server says, and each of its catalogs; the one that is probed gets a scratch table."""
+    yield from _unless_it_fails("spark", "server", lambda: _spark(url(), probed))
 
 
 def _unless_it_fails(area: str, check: str, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -60,7 +63,7 @@ def _unless_it_fails(area: str, check: str, ask: Callable[[], Iterator[Finding]]
 def _kafka(settings: KafkaSettings, group_id: str | None, *, is_embedded: bool) -> Iterator[Finding]:
     setup = Setup(settings)
     brokers, how = setup.brokers(), settings.security
-    login = "" if how.sasl_username is None else f" as {how.sasl_username!r}"
+    login = "" if how.login is None else f" as {how.login!r}"
     told_of = f"{settings.bootstrap_servers}, {len(brokers)} broker(s), {how.security_protocol}{login}"
     yield Finding("kafka", "brokers", OK(told_of))
     cluster = setup.cluster(brokers, _OF_CLUSTER)
@@ -86,6 +89,7 @@ def _group(
         config = setup.topic(topic)
         if not isinstance(config, Untold):
             of_records = {
+                "throttle seconds": _throttled(settings, partitions),  # first: a broker counts over 11 s
                 "age seconds": _age(settings, group_id, partitions),
                 "ahead seconds": _ahead(setup, partitions),
             }
@@ -106,6 +110,10 @@ def _age(settings: KafkaSettings, group_id: str, partitions: Sequence[PartitionS
     return max(0.0, time.time() - min(found.values()) / 1000) if found else Untold("no record was read within 2 s")
 
 
+def _throttled(settings: KafkaSettings, partitions: Sequence[PartitionStatus]) -> float:
+    return throttle_seconds(settings, partitions[0].seen.topic_partition)
+
+
 def _ahead(setup: Setup, partitions: Sequence[PartitionStatus]) -> float | Untold | None:
     try:
         return setup.ahead([one.seen.topic_partition for one in partitions])
@@ -113,9 +121,10 @@ def _ahead(setup: Setup, partitions: Sequence[PartitionStatus]) -> float | Untol
         return Untold(str(error))
 
 
-def _spark(url: str) -> Iterator[Finding]:
+def _spark(url: str, probed: str | None) -> Iterator[Finding]:
     from kafka_liveness_dagster.embedded import jars, ports  # noqa: PLC0415
     from kafka_liveness_dagster.spark import checkup  # noqa: PLC0415  takes half a second
+    from kafka_liveness_dagster.spark.catalog_probe import probe  # noqa: PLC0415
     from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
     from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
 
@@ -137,6 +146,9 @@ def _spark(url: str) -> Iterator[Finding]:
         for name, settings in catalogs.items():
             with line_of(session).within(_CATALOG_SECONDS, f"it was asked whether catalog {name} answers"):
                 yield from _unless_it_fails(f"catalog {name}", "answers", partial(_catalog, session, name, settings))
+        if probed is not None:
+            with line_of(session).within(_PROBE_SECONDS, f"catalog {probed} was probed"):
+                yield from _unless_it_fails(f"catalog {probed}", "probe", partial(probe, session, probed))
     finally:
         end(session)
 

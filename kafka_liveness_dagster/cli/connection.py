@@ -6,6 +6,7 @@ Starts nothing.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -85,7 +86,7 @@ def session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
             from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
 
             if not opened:
-                opened.append(connect(spark_at(remote)))
+                opened.append(connect(spark_at(remote), say=partial(click.echo, err=True)))
                 ends.callback(end, opened[0])
                 ends.enter_context(line_of(opened[0]).unless_silent(_QUIET_SECONDS, "a command asked it for a table"))
             return opened[0]

@@ -38,6 +38,11 @@ _WIDTH = 24
 @with_command_config
 @at_spark
 @click.option("--group", type=GROUP, help="Look at this consumer group and its topics, too.")
+@click.option(
+    "--probe-catalog",
+    metavar="CATALOG[.NAMESPACE]",
+    help="Try on a scratch table what batches need of this catalog of Spark's.",
+)
 @click.option("-m", "--module-name", "module", help="The code location, as `dagster dev -m` takes it.")
 @click.option(
     "-f",
@@ -56,6 +61,7 @@ def doctor(
     command_config: TextIO | None,
     spark: str,
     group: str | None,
+    probe_catalog: str | None,
     module: str | None,
     file: Path | None,
     strict: bool,
@@ -69,7 +75,8 @@ def doctor(
     the periods that these keep, and the executor. What is not named is not looked at, and is a ? in the list.
 
     A line for each: ok, warn, FAIL, or ? where it could not be asked, with the right that it takes. Joins nothing,
-    commits nothing, writes nothing. Exit code 1 when a check fails.
+    commits nothing, writes nothing. Only --probe-catalog writes: it creates a table kafka_liveness_probe_…, in a
+    namespace of its own or in NAMESPACE, writes batches to it, and drops it. Exit code 1 when a check fails.
 
     \b
     Example:
@@ -82,7 +89,7 @@ def doctor(
     found = []
     kafka = partial(reached, bootstrap_servers, command_config)
     embedded = [one == _EMBEDDED for one in (bootstrap_servers, spark)]
-    services = _services(kafka, partial(spark_at, spark), group, embedded)
+    services = _services(kafka, partial(spark_at, spark), group, embedded, probe_catalog)
     for finding in chain(services, _dagster(module, file)):
         found.append(finding)
         if not as_json:
@@ -98,7 +105,11 @@ def doctor(
 
 
 def _services(
-    kafka: Callable[[], KafkaSettings], spark: Callable[[], str], group: str | None, embedded: Sequence[bool]
+    kafka: Callable[[], KafkaSettings],
+    spark: Callable[[], str],
+    group: str | None,
+    embedded: Sequence[bool],
+    probed: str | None,
 ) -> Iterator[Finding]:
     from kafka_liveness_dagster.cli import checkup  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.embedded import doctor as machine  # noqa: PLC0415
@@ -106,7 +117,7 @@ def _services(
     if any(embedded):
         yield from machine.examine()
     yield from checkup.kafka(kafka, group, is_embedded=embedded[0])
-    yield from checkup.spark(spark)
+    yield from checkup.spark(spark, probed)
 
 
 def _dagster(module: str | None, file: Path | None) -> Iterator[Finding]:

@@ -79,10 +79,11 @@ class _Rows:
     """A table where it fits in the width there is; else a few lines for each row. No word is cut, no column dropped."""
 
     columns: Sequence[str]
-    rows: list[tuple[list[str | Text], str]] = field(default_factory=list)
+    rows: list[tuple[list[Text], str]] = field(default_factory=list)
 
     def add(self, *cells: str | Text, style: str = "") -> None:
-        self.rows.append((list(cells), style))
+        """Add a row. A text is shown as it is: a member's name may hold what rich takes for its own marks."""
+        self.rows.append(([Text(cell) if isinstance(cell, str) else cell for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=None, pad_edge=False)

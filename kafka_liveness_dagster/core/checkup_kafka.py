@@ -204,6 +204,17 @@ def _clock(ahead_seconds: float | None, kind: str) -> Answer:
     return OK(f"no timestamp is of the future ({kind}); by how much {whose} is behind cannot be told without producing")
 
 
+def _reads(throttle_seconds: float) -> Answer:
+    # Rule 14: a quota makes batches slow, whatever their size
+    if throttle_seconds:
+        return WARN(
+            f"a quota delayed a fetch just now by {throttle_seconds:,.2f} s",
+            "raise consumer_byte_rate or request_percentage of this login (`kafka-configs --describe --entity-type "
+            "users`): a batch takes as long as the quota has it, and smaller ones read no faster",
+        )
+    return OK("no quota delayed a fetch just now; which quotas there are the client library cannot list")
+
+
 CLUSTER = (
     Rule("agreement", ("differing",), _agreement),
     Rule("sessions", ("group.min.session.timeout.ms", "group.max.session.timeout.ms"), _sessions),
@@ -221,4 +232,5 @@ TOPIC = (
     Rule("backlog", ("age seconds", "retention.ms"), _backlog),
     Rule("elections", ("unclean.leader.election.enable",), _elections),
     Rule("clock", ("ahead seconds", "message.timestamp.type"), _clock),
+    Rule("reads", ("throttle seconds",), _reads),
 )

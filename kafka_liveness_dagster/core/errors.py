@@ -9,6 +9,10 @@ from __future__ import annotations
 class KafkaLivenessError(Exception):
     """Base of every error this package raises on purpose."""
 
+    def add(self, sentence: str) -> None:
+        """Append a sentence to the text: a caller may know more of the data than the code that raised."""
+        self.args = (f"{str(self).rstrip('.')}. {sentence}", *self.args[1:])
+
 
 class InvalidSettingError(KafkaLivenessError, ValueError):
     """A setting is refused before anything was joined, committed or written."""

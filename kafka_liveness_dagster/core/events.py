@@ -32,6 +32,11 @@ class LeaveReason(Coded):
     SILENT = "stopped sending heartbeats"
     """Its run is in progress, the group is without it and it did not say why: frozen, cut off, or killed unnoticed."""
     LOST = "lost its partitions"
+    DISCONNECTED = "had no answer from a broker for longer than its session timeout"
+    INTERRUPTED = "was ended by a signal to its process"
+    """SIGTERM or Ctrl-C, and nobody canceled the run: a host that shuts down, a pod that is moved, a service that is
+    stopped. It released its partitions."""
+    UNRELEASED = "was ended by a signal to its process, and could not release its partitions"
     STATIC = "ended, and holds its partitions as a static member until its session times out"
     OUT_OF_TIME = "left because nothing is left of its dagster/max_runtime"
     REPLACED = "was put out by another consumer with its group.instance.id"
@@ -45,7 +50,13 @@ class LeaveReason(Coded):
     @property
     def in_good_order(self) -> bool:
         """Whether it gave its partitions up: nothing is to be done about it."""
-        return self in (LeaveReason.GRACEFUL, LeaveReason.CANCELED, LeaveReason.STATIC, LeaveReason.ELSEWHERE)
+        return self in (
+            LeaveReason.GRACEFUL,
+            LeaveReason.CANCELED,
+            LeaveReason.STATIC,
+            LeaveReason.ELSEWHERE,
+            LeaveReason.INTERRUPTED,
+        )
 
 
 @dataclass(frozen=True)

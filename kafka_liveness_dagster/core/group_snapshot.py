@@ -87,6 +87,11 @@ class GroupSnapshot:
         """
         return tuple(self._named(member) for member in sorted(self.members, key=lambda member: member.member_id))
 
+    @property
+    def size(self) -> int:
+        """How many work: a run that lost its broker, and joined again, is listed twice until its session times out."""
+        return len({member.name for member in self.known})
+
     def _named(self, member: MemberSeen) -> MemberSeen:
         if not (member.is_static or member.place):
             return member

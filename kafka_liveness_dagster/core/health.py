@@ -31,6 +31,7 @@ _GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _AWAY = ". It joins again with its next poll; its log says what took so long"
 _RESTORE = "Restore it, or set on_missing_rows='owe' and backfill"
+_REJOINS = (LeaveReason.POLL_TIMEOUT, LeaveReason.LOST, LeaveReason.DISCONNECTED)
 _NOBODY = ". The group's sensor starts live runs: is it switched on?"
 
 
@@ -79,13 +80,15 @@ def group_alive(
     absent = [run for run in in_progress if run not in at_work and run not in left]
     late = [run for run in absent if ages_seconds.get(run, 0.0) >= ghost_after_seconds]
     ghosts = [*(run for run, reason in left.items() if reason is LeaveReason.SILENT), *late]
-    away = {run: reason for run, reason in left.items() if reason in (LeaveReason.POLL_TIMEOUT, LeaveReason.LOST)}
+    away = {run: reason for run, reason in left.items() if reason in _REJOINS}
     coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
     ended = next((r for r, known in seen.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None)
     has_failed = ended is not None and (ended in dead or seen.runs[ended].fate is RunFate.FAILED)
     foreign, lag = [member.name for member in seen.members if member.is_foreign], waiting(seen.partitions)
-    ours = len(seen.members) - len(foreign)
-    failed = "; the last live run failed, see its error" if has_failed else ""
+    ours = seen.size - len(set(foreign))
+    by_signal = ended is not None and seen.runs[ended].is_interrupted
+    how = "was ended by a signal to its process" if by_signal else "failed, see its error"
+    failed = f"; the last live run {how}" if has_failed else ""
     waits = Gravity.WARNING if ours or not lag else Gravity.ERROR
     gone = ", ".join(f"run {run} {reason.value}" for run, reason in away.items())
     rules = (

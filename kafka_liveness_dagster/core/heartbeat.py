@@ -27,11 +27,19 @@ class FenceReason(Coded):
     RUN_ENDED = "the Dagster run is no longer in progress"
     ORPHANED = "the run worker that started this step is gone"
     CLOSED = "the consumer was closed"
+    BROKERS_UNAVAILABLE = "no broker answered this member for longer than its session timeout"
+    HANDED_OVER = "its partitions were handed over to another member"
+    INTERRUPTED = "the process was told to end"
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the process closed its consumer by itself: that is how every run ends."""
+        return self in (FenceReason.CLOSED, FenceReason.INTERRUPTED)
 
     @property
     def may_rejoin(self) -> bool:
         """Whether the next poll makes a new member; otherwise this process is finished with the group."""
-        return self in (FenceReason.POLL_TIMEOUT, FenceReason.PARTITIONS_LOST)
+        return self in _PASSING
 
     @property
     def releases(self) -> bool:
@@ -44,12 +52,22 @@ class FenceReason(Coded):
         return _REMEDIES.get(self, "")
 
 
+_PASSING = (
+    FenceReason.POLL_TIMEOUT,
+    FenceReason.PARTITIONS_LOST,
+    FenceReason.BROKERS_UNAVAILABLE,
+    FenceReason.HANDED_OVER,
+)
 _REMEDIES = {
-    FenceReason.POLL_TIMEOUT: "Lower max_poll_records or raise max_batch_seconds",
+    FenceReason.POLL_TIMEOUT: "Fix: lower max_poll_records, or raise max_batch_seconds",
     FenceReason.PARTITIONS_LOST: "The process was silent for longer than its session timeout: a paused machine, or "
     "no network. Raise session_timeout_seconds where that is usual",
-    FenceReason.REPLACED: "Give each consumer of the group a group_instance_id of its own",
+    FenceReason.BROKERS_UNAVAILABLE: "The member joins again by itself. Fix: check the brokers and the network; raise "
+    "session_timeout_seconds above the outages that are usual",
+    FenceReason.REPLACED: "Fix: give each consumer of the group a group_instance_id of its own",
 }
+RETRIED = "the batch is retried with the next poll, or by the next owner of its partitions"
+"""The outcome of a batch that its member could not commit, where no live lane skips ahead."""
 
 
 _BACK = "back"

@@ -34,12 +34,18 @@ _OLDEST_PARTS = 10
 _FENCED = {
     FenceReason.POLL_TIMEOUT: LeaveReason.POLL_TIMEOUT,
     FenceReason.PARTITIONS_LOST: LeaveReason.LOST,
+    FenceReason.BROKERS_UNAVAILABLE: LeaveReason.DISCONNECTED,
     FenceReason.REPLACED: LeaveReason.REPLACED,
     FenceReason.RUN_BUDGET_SPENT: LeaveReason.OUT_OF_TIME,
     FenceReason.RUN_CANCELED: LeaveReason.CANCELED,
     FenceReason.ORPHANED: LeaveReason.CRASHED,
     FenceReason.CLOSED: LeaveReason.CRASHED,  # by an error: in good order it would have released its partitions
 }
+
+
+def reason_of(away: Away) -> LeaveReason | None:
+    """What others call it that a run left its group for this reason; None for what ends a run as it should."""
+    return _FENCED.get(away.reason)
 
 
 class RunFate(Enum):
@@ -86,6 +92,11 @@ class Run:
     is_catch_up: bool = False
     place: str | None = None
     is_over: bool = False
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal ended its process, as it told itself; it released its partitions if the broker answered."""
+        return self.away is not None and self.away.reason is FenceReason.INTERRUPTED
 
     @property
     def is_at_work(self) -> bool:
@@ -251,7 +262,7 @@ def departures(
     for run in sorted(marked):
         running, released = (marked[run].get(mark) for mark in (Mark.RUNNING, Mark.RELEASED))
         known = runs.get(run, Run(RunFate.UNKNOWN))
-        reason = _reason(known, members.get(run)) if running else _good_order(known.fate, members.get(run))
+        reason = _reason(known, members.get(run)) if running else _good_order(known, members.get(run))
         if reason is not None:
             left.append(MemberLeft(run, reason, tuple(sorted(running or released or ()))))
     return left
@@ -263,7 +274,8 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
     if run.fate is RunFate.SUCCEEDED:
         return LeaveReason.LOST
     if run.fate in (RunFate.FAILED, RunFate.CANCELED) or run.process is Word.GONE:
-        return LeaveReason.CRASHED
+        by_signal = run.is_interrupted and run.fate is not RunFate.CANCELED
+        return LeaveReason.UNRELEASED if by_signal else LeaveReason.CRASHED
     # Rule 2: the coordinator's word counts for the living
     if static is not None:
         return None
@@ -276,18 +288,22 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
     return LeaveReason.CRASHED
 
 
-def _good_order(fate: RunFate, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
+def _good_order(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
     """What became of a run that gave up all it had."""
     # Rule 1: a static member sends no LeaveGroup: the coordinator keeps its place after its run
     if static is not None:
-        return LeaveReason.STATIC if static and fate in _OVER else None
+        return LeaveReason.STATIC if static and run.fate in _OVER else None
     # Rule 2: nobody else is at work for it
-    return LeaveReason.CANCELED if fate in (RunFate.CANCELED, RunFate.CANCELING) else LeaveReason.GRACEFUL
+    if run.fate in (RunFate.CANCELED, RunFate.CANCELING):
+        return LeaveReason.CANCELED
+    return LeaveReason.INTERRUPTED if run.is_interrupted else LeaveReason.GRACEFUL
 
 
 def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
     """Why a run left whose partitions others have marked as theirs since, or which is back itself."""
-    # Rule 1: what became of the run says it, unless the run goes on
+    # Rule 1: what became of the run says it, unless the run goes on, or a signal ended it
+    if run.is_interrupted and run.fate in (RunFate.FAILED, RunFate.IN_PROGRESS):
+        return LeaveReason.INTERRUPTED
     if run.process is Word.GONE:
         return LeaveReason.CRASHED
     if run.fate in _UNMARKED:

@@ -65,6 +65,15 @@ def shown(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def printable(text: str) -> str:
+    r"""Another program's text for a terminal or a log: on one line, and each character that is not printed is escaped.
+
+    >>> printable("kcat\x1b[2J")
+    'kcat\\x1b[2J'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def listed(things: Sequence[object], most: int = 5) -> str:
     """The first of them, and how many more there are; empty for none.
 
@@ -173,6 +182,9 @@ REGISTRY = Name(
     "a web address, http://host:port or https://…, or several with commas between them, without a user or password "
     "(username, password), blanks or a question mark",
     _is_registry,
+)
+ENDPOINT = Name(
+    "a web address, https://host/path or http://…, without a user or password, blanks or a question mark", _is_bare_url
 )
 REMOTE = Name(
     "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",

@@ -24,7 +24,7 @@ def wants_live_run(
     if in_progress >= min(max_live_runs, len(partitions)):
         return False
     return any(seen.lag for seen in partitions if not seen.paused) or any(
-        gone.reason is LeaveReason.CRASHED for gone in left
+        gone.reason in (LeaveReason.CRASHED, LeaveReason.UNRELEASED) for gone in left
     )
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.commit_log import DoneLog, Mark, Origin, fits
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.heartbeat import RETRIED
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
 from kafka_liveness_dagster.core.witnesses import check_identity, check_log, rows_missing
 
@@ -49,6 +50,37 @@ class ResumePolicy:
     max_owed_ranges: int | None = None
     on_data_loss: Literal["raise", "skip"] = "raise"
     on_missing_rows: Literal["raise", "owe"] = "raise"
+
+    @property
+    def after_fence(self) -> str:
+        """The outcome of a batch whose member lost its partitions before the commit, as a clause.
+
+        >>> ResumePolicy(enable_parallel_rebalance=True).after_fence
+        'with enable_parallel_rebalance the batch becomes crash lag, pending: the live lane skips ahead to the log end'
+        """
+        if not self.enable_parallel_rebalance:
+            return RETRIED
+        becomes = "with enable_parallel_rebalance the batch becomes crash lag, pending"
+        return f"{becomes}: the live lane skips ahead to the log end{self._if_enough}"
+
+    @property
+    def after_error(self) -> str:
+        """What the next live run does after one that ended by an error, as a sentence.
+
+        >>> ResumePolicy().after_error
+        'The next live run resumes at the committed offsets'
+        """
+        if not self.enable_parallel_rebalance:
+            return "The next live run resumes at the committed offsets"
+        return (
+            f"The next live run skips ahead to the log end{self._if_enough}: with enable_parallel_rebalance all that "
+            "the broker has by then and that is not committed becomes crash lag, pending, a partition for each range"
+        )
+
+    @property
+    def _if_enough(self) -> str:
+        few = self.min_crash_lag
+        return f" if at least {few:,} offsets of a partition wait there" if few > 1 else ""
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def changes(
 
 def _of_the_group(before: Memory, seen: GroupSnapshot, now_seconds: float) -> list[GroupEvent]:
     """What happened to the group as a whole."""
-    members = len(seen.members)
+    members = seen.size
     if seen.state is GroupState.REBALANCING:
         return [RebalanceStarted(members)] if before.rebalancing_since is None else []
     events: list[GroupEvent] = []

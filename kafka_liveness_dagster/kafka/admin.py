@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.commit_log import (
     external_commit,
 )
 from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
+from kafka_liveness_dagster.core.names import printable
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.witnesses import PartitionFacts
 from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
@@ -213,10 +214,10 @@ class Cluster:
         members = tuple(
             GroupMember(
                 member.member_id,
-                member.client_id,
-                member.host,
+                printable(member.client_id),  # of whoever may join the group; none of ours is changed by it
+                printable(member.host),
                 tuple(TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
-                member.group_instance_id or None,
+                printable(member.group_instance_id or "") or None,
             )
             for member in group.members
         )

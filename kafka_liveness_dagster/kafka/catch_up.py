@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.rebalance import Finish
 
 
+_STAYS = "the batch stays pending: it is retried with the next poll, or by the next run of its partitions"
 _open: WeakSet[CatchUpConsumer] = WeakSet()  # of this process
 _opening = threading.Lock()  # a set that grows while it is read raises
 
@@ -100,7 +101,7 @@ class CatchUpConsumer:
         self._rotation, self._unrecovered = Rotation(), set(self._asked)
         self._wrote: list[OffsetRange] = []
         self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), link.ends_at_ms)
-        self._watchdog = Watchdog(self._timer, link, lambda _reason: None)
+        self._watchdog = Watchdog(self._timer, link, lambda _reason: None, outcome=_STAYS)
         self._fence = Fence(self._watchdog, "the batch was planned before its process timeout", begun=True)
         self._reader = RecordReader(kafka, group_id, link.client_id)
         self._records = Records(self._reader, self._fence)
@@ -137,7 +138,7 @@ class CatchUpConsumer:
     def poll(self, max_records: int | None = None, *, ahead: bool = False) -> Batch | None:
         """The next batch of outstanding offsets, the oldest of each partition first; None when all is done.
 
-        After a process timeout what was not committed comes again.
+        After a process timeout what was not committed is planned again.
 
         Args:
             max_records: a smaller bound for this batch than ``max_poll_records``.
@@ -184,6 +185,10 @@ class CatchUpConsumer:
         """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
         self.quarantined.append(poison)
         self._plan((poison,))
+
+    def plan_again(self) -> None:
+        """Plan what is not recorded again with the next poll, which reads the log's ends and the topic's id anew."""
+        self._begin_again()
 
     def before_revoke(self, finish: Finish) -> None:
         """Nothing is ever revoked: there is no group."""

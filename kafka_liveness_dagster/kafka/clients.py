@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.kafka.errors import Heard
 
@@ -101,4 +102,4 @@ def _kept(among: dict[_Key, tuple[int, _Kept]], key: _Key, trusted: int, make: C
 def _end(clients: list[Any]) -> None:
     """In a thread of its own, for it may take a second: whoever is still using one ends it in the end."""
     if clients:
-        threading.Thread(target=clients.clear, name="kafka-liveness-forget", daemon=True).start()
+        start(clients.clear, "kafka-liveness-forget")  # where no thread can be started, they end with the process

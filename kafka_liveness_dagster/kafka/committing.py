@@ -7,7 +7,6 @@ thread that is left behind, with its client, when the answer takes too long.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NoAnswerError
@@ -18,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.kafka.errors import named
 from kafka_liveness_dagster.kafka.portions import portions
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Mapping
 
     from confluent_kafka import Consumer
@@ -98,7 +99,8 @@ class Committing:
 
     def _in_time(self, commit: Callable[[], Any], until: float) -> Any:
         answer = self._answer = Future()
-        threading.Thread(target=_ask, args=(commit, answer), name="kafka-liveness-commit", daemon=True).start()
+        if not start(partial(_ask, commit, answer), "kafka-liveness-commit"):
+            _ask(commit, answer)
         return answer.result(min(self._seconds, max(0.0, until - time.monotonic()) + _LEAST_SECONDS))
 
 

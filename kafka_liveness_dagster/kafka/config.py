@@ -12,7 +12,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import SERVERS, VALUE, shown
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.core.timeouts import MAX_BUDGET_SECONDS, check_request_timeout
-from kafka_liveness_dagster.kafka.security import NAMES, Security, instead_of, is_about_security
+from kafka_liveness_dagster.kafka.security import Security, instead_of, is_about_security, taken_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -76,8 +76,8 @@ class KafkaSettings:
         """Settings from ``name=value`` lines, as commands take them; ``#`` begins a comment line."""
         told = (line.strip().partition("=") for line in lines if line.strip() and not line.lstrip().startswith("#"))
         extra = {name.strip(): value.strip() for name, _, value in told}
-        secure = {name: extra.pop(dotted) for name in NAMES if (dotted := name.replace("_", ".")) in extra}
-        return cls(bootstrap_servers, extra, Security(**secure))
+        security = taken_from(extra)
+        return cls(bootstrap_servers, extra, security)
 
     def __hash__(self) -> int:
         return hash((self.bootstrap_servers, self.security))

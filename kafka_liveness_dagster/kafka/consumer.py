@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
+from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
 from kafka_liveness_dagster.core.fairness import Batch, Rotation, Wanted
-from kafka_liveness_dagster.core.heartbeat import PollTimer
+from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.resume import resume
 from kafka_liveness_dagster.core.witnesses import RowsMissingError, rows_missing
@@ -66,7 +67,13 @@ class LivenessConsumer:
         self.recovered = self._found.recovered
         self._second: SecondLog | None = None
         self._timer = PollTimer(timeouts.process_ms, now_ms(), link.ends_at_ms)
-        self._memberships = Memberships(self._timer, link, self._join, serves_while_busy=live.serves_while_busy)
+        self._memberships = Memberships(
+            self._timer,
+            link,
+            self._join,
+            serves_while_busy=live.serves_while_busy,
+            outcome=live.policy.after_fence,
+        )
         self._fence = self._memberships.fence
         self._commits = Commits(
             self._cluster,
@@ -124,7 +131,11 @@ class LivenessConsumer:
         if isinstance(error, RowsMissingError):
             self._second_log().record_missing(error.ranges, self._link.log)
         # KeyboardInterrupt and Dagster's interrupt are someone's wish to stop, no failures
-        self.close(release=kind is None or not issubclass(kind, Exception))
+        release = kind is None or not issubclass(kind, Exception)
+        if error is not None and not release:
+            self._say_what_follows(error)
+        is_interrupt = kind is not None and release and kind is not GeneratorExit
+        self._close(release=release, why=FenceReason.INTERRUPTED if is_interrupt else FenceReason.CLOSED)
 
     def poll(
         self,
@@ -136,8 +147,8 @@ class LivenessConsumer:
     ) -> Batch | None:
         """The next batch, or None when nothing new came in time. The first poll joins the group.
 
-        The batch before need not be committed yet. After a poll timeout the next poll joins again and what was not
-        committed comes again (KIP-62).
+        The batch before need not be committed yet. After a poll timeout the next poll joins again, and what was not
+        committed is planned again (KIP-62); with ``enable_parallel_rebalance`` it becomes crash lag.
 
         Args:
             timeout_seconds: how long to wait for data.
@@ -213,18 +224,41 @@ class LivenessConsumer:
             raise PoisonedOffsetError([poison], self.timeouts.process_ms / 1000, outcome)
         self._poison.add(poison)
 
+    def plan_again(self) -> None:
+        """Plan what is not committed again with the next poll, which reads the log's ends and the topic's id anew.
+
+        For a batch whose records could not be read: if the broker has deleted them, the poll says so or passes them.
+        """
+        if (lane := self._memberships.lane) is not None:
+            lane.plan_again()
+
     def leave(self) -> None:
         """Leave the group and release the partitions; both commit logs and the witness can still be read."""
         self._memberships.close(release=True)
 
     def close(self, *, release: bool = True) -> None:
         """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
+        self._close(release=release, why=FenceReason.CLOSED)
+
+    def _close(self, *, release: bool, why: FenceReason) -> None:
         try:
-            self._memberships.close(release=release)
+            self._memberships.close(release=release, why=why)
         finally:
             self._reader.close()
             if self._second is not None:
                 self._second.close()
+
+    def _say_what_follows(self, error: BaseException) -> None:
+        """Add to an error where the next live run goes on: this one leaves its partitions as a crash would."""
+        fenced = self._memberships.watchdog.reason
+        if not self._found.debts or (fenced is not None and fenced.releases):
+            return  # it never owned a partition, or gives them up in good order
+        policy = self.settings.policy
+        if isinstance(error, KafkaLivenessError):
+            if policy.enable_parallel_rebalance or isinstance(error, BrokerUnreachableError):
+                error.add(policy.after_error)
+        elif policy.enable_parallel_rebalance:
+            self._link.log.warning("This live run ended by an error (%s). %s", first_line(error), policy.after_error)
 
     def _has_waiting(self) -> bool:
         lane = self._memberships.lane

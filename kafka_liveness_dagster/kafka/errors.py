@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.heartbeat import RETRIED, FenceReason
+from kafka_liveness_dagster.core.names import shown
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.config import KafkaSettings
@@ -28,7 +31,10 @@ _UNREACHABLE = _SILENT | {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._RESOLVE,  # noqa: SLF001
 }
-
+_LOGIN = KafkaError._AUTHENTICATION  # noqa: SLF001
+"""A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a session.
+A broker refuses that in the first second of a session, and a token that is about to expire makes sessions that short.
+Whether the login is refused for good is told by the next look at the cluster, whose client hears why."""
 _MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,  # ListOffsets after a broker's restart: the client knows the leader of before
@@ -61,7 +67,7 @@ class AccessRefusedError(KafkaLivenessError):
 
 
 class CommitRefusedError(KafkaLivenessError):
-    """An offset commit was refused: the batch counts as not processed and comes again."""
+    """An offset commit was refused: the batch counts as not processed."""
 
 
 class FencedError(CommitRefusedError):
@@ -71,12 +77,13 @@ class FencedError(CommitRefusedError):
         reason: why; ``reason.may_rejoin`` tells whether the next poll makes a new member.
     """
 
-    def __init__(self, reason: FenceReason, detail: str = "") -> None:
+    def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRIED) -> None:
+        """Name the reason and what becomes of the batch; partitions that are released are resumed in order."""
         self.reason = reason
         remedy = f". {reason.remedy}" if reason.remedy else ""
         super().__init__(
-            f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and the batch comes again with "
-            f"the next poll or the next owner of its partitions{remedy}"
+            f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and "
+            f"{RETRIED if reason.releases else outcome}{remedy}"
         )
 
 
@@ -109,6 +116,7 @@ def is_held_up(error: KafkaError) -> bool:
     ``_TIMED_OUT``). Who was put out is told so.
     """
     return error.code() in _SILENT | {
+        _LOGIN,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.STALE_MEMBER_EPOCH,
@@ -119,6 +127,7 @@ def is_held_up(error: KafkaError) -> bool:
 def is_passing(error: KafkaError) -> bool:
     """Whether librdkafka goes on by itself after this error."""
     return error.retriable() or error.code() in _UNREACHABLE | {
+        _LOGIN,
         KafkaError._PARTITION_EOF,  # noqa: SLF001
         KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - on_lost follows, and the watchdog rules
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -146,6 +155,11 @@ def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str
             f"a topic is gone while {doing} ({cause.name()}): it was deleted, or is being made anew. Nothing was "
             "committed; create the topic, or reset the group's offsets once you know why"
         )
+    if cause.code() == _LOGIN:
+        return BrokerUnreachableError(
+            f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): its "
+            "connection was logging in again. That passes by itself, unless the login is refused from now on"
+        )
     if cause.code() in _MOVING or cause.retriable():
         return BrokerUnreachableError(
             f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): a leader or "
@@ -165,30 +179,57 @@ class Heard:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._last: KafkaError | None = None
+        self._heard_at = -math.inf
 
     def __call__(self, error: KafkaError) -> None:
         """Caller: the client's ``poll``, for each error since the last. Affects: which error explains the next one."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - follows the one that says why
-            self._last = error
+        follows = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - follows the one that says why
+        if not follows and _TOO_EARLY not in error.str():
+            self._last, self._heard_at = error, time.monotonic()
 
     def named(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
         """The error as one of ours; when no broker answered because of a refusal, as that refusal."""
         cause: Any = error.args[0] if isinstance(error, KafkaException) else error
-        if cause.code() in _UNREACHABLE and self._last is not None:
+        is_news = time.monotonic() - self._heard_at < _NEWS_SECONDS
+        if cause.code() in _UNREACHABLE | {_LOGIN} and self._last is not None and is_news:
             why = _WHERE_AND_WHEN.sub("", self._last.str())
-            if self._last.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001
-                return AccessRefusedError(f"{self._refused_login()} while {doing}: {why}. {_CHECK_LOGIN}")
+            if why.startswith(_WITHOUT):
+                return self._without_a_token(why.removeprefix(_WITHOUT), doing)
+            if self._last.code() == _LOGIN:
+                check = _CHECK_CLAIMS if self._settings.security.takes_tokens else _CHECK_LOGIN
+                return AccessRefusedError(f"{self._refused_login()} while {doing}: {why}. {check}")
             if self._last.code() == KafkaError._SSL or "SSL routines" in why:  # noqa: SLF001
                 remedy = _CHECK_CA if "certificate verify failed" in why else _CHECK_CERTIFICATE
                 servers = self._settings.bootstrap_servers
                 return AccessRefusedError(f"no TLS with the broker at {servers} while {doing}: {why}. {remedy}")
+        if cause.code() in _UNREACHABLE and self._settings.security.takes_tokens:
+            return BrokerUnreachableError(
+                f"no Kafka broker answered at {self._settings.bootstrap_servers} while {doing} ({cause.name()}: "
+                f"{cause.str()}), or the token server at {self._settings.security.sasl_oauthbearer_token_endpoint_url} "
+                "gave no token. Check both addresses, the network and the listener's security settings"
+            )
         return named(error, doing, self._settings.bootstrap_servers)
 
     def _refused_login(self) -> str:
         how = self._settings.security
         return (
-            f"the broker at {self._settings.bootstrap_servers} refused user {how.sasl_username!r} "
-            f"({how.security_protocol}, {how.sasl_mechanism})"
+            f"the broker at {self._settings.bootstrap_servers} refused {'client' if how.takes_tokens else 'user'} "
+            f"{how.login!r} ({how.security_protocol}, {how.sasl_mechanism})"
+        )
+
+    def _without_a_token(self, why: str, doing: str) -> KafkaLivenessError:
+        """The token server's refusal, or that it gave no answer; without a token no broker is asked."""
+        how = self._settings.security
+        url = how.sasl_oauthbearer_token_endpoint_url
+        if why.startswith("{"):  # the answer that OAuth 2 has for a request that is refused
+            return AccessRefusedError(
+                f"the token server at {url} refused client {how.login!r} while {doing}: {shown(why)}. {_CHECK_CLIENT}"
+            )
+        if "certificate" in why or "trust anchors" in why:
+            return AccessRefusedError(f"no TLS with the token server at {url} while {doing}: {why}. {_CHECK_HTTPS}")
+        return BrokerUnreachableError(
+            f"the token server at {url} gave no token while {doing}: {why}. Without a token no broker can be asked. "
+            "Check sasl_oauthbearer_token_endpoint_url, and that the token server is up"
         )
 
 
@@ -198,8 +239,19 @@ _OTHER_ASSIGNOR = (
     "(kafka-consumer-groups --describe --members --verbose names them), take a group_id that only this asset uses, or "
     "join them by extra={'partition.assignment.strategy': 'range'}, or whatever theirs is"
 )
+_TOO_EARLY = "not valid in current SASL state"  # no refusal: see _LOGIN
 _WHERE_AND_WHEN = re.compile(r"^\S+://\S+: |\s*\(after [^)]*\)$")
 _CHECK_LOGIN = "Check sasl_username and sasl_password, and that the broker knows this user for this mechanism"
+_CHECK_CLAIMS = (
+    "The token server issued a token, so check what the broker wants in it: its audience, issuer, scope and subject "
+    "(sasl_oauthbearer_scope, sasl_oauthbearer_extensions; sasl.oauthbearer.expected.* of the broker)"
+)
+_CHECK_CLIENT = "Check sasl_oauthbearer_client_id, sasl_oauthbearer_client_secret and sasl_oauthbearer_scope"
+_CHECK_HTTPS = "Set https_ca_location to the PEM file of the authority that signed the token server's certificate"
+_WITHOUT = "Failed to acquire SASL OAUTHBEARER token: "
+_NEWS_SECONDS = 60.0
+"""An older refusal explains nothing: librdkafka tells of a login at least every 30 s for as long as it is refused, and
+a token server that was away for a moment is no reason of an outage an hour later."""
 _CHECK_CA = (
     "Set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, and connect by a host "
     "name that is in the certificate"

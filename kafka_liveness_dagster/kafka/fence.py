@@ -56,7 +56,7 @@ class Fence:
             FencedError: it has.
         """
         if not self._is_of_now(batch):
-            raise FencedError(self._cut_off_by, self._lapsed)
+            raise FencedError(self._cut_off_by, self._lapsed, self._watchdog.outcome)
 
     def is_open(self, batch: Batch) -> bool:
         """Whether a batch is of the membership that goes on: none is, while the fence is up."""

@@ -77,9 +77,10 @@ class LiveLane:
         self.waits_since: float | None = None
         self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
 
-    def leave(self, reason: FenceReason) -> None:
-        """End this membership, as its fence has it."""
+    def leave(self, reason: FenceReason) -> FenceReason:
+        """End this membership, as its fence has it; return the reason as the client's last callbacks name it."""
         self.member.leave(release=reason.releases)
+        return self.member.ended or reason if reason is FenceReason.PARTITIONS_LOST else reason
 
     def settle(self) -> None:
         """Decide where arrived partitions go on, and make it durable before the first record of theirs."""
@@ -163,10 +164,14 @@ class LiveLane:
             return
         handed_over = self.member.confirm(batch.arrivals, waiting)
         if handed_over:
-            for owned in dict(self.member.owned).values():
-                owned.position = owned.committed
+            self.plan_again()
             names = ", ".join(map(str, handed_over))
-            raise FencedError(FenceReason.PARTITIONS_LOST, f"{names} handed over before the batch was written")
+            raise FencedError(FenceReason.HANDED_OVER, f"{names}, before the batch was written")
+
+    def plan_again(self) -> None:
+        """What is planned and not committed comes again."""
+        for owned in dict(self.member.owned).values():
+            owned.position = owned.committed
 
     def hold(self, tp: TopicPartition, *, paused: bool) -> None:
         """Pause or resume an owned partition, for whoever owns it later too.

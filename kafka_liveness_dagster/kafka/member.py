@@ -8,6 +8,7 @@ the tables of ``core.member_state``.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ from kafka_liveness_dagster.kafka.rebalance import Rebalance, answer_what_is_pen
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from confluent_kafka import ThrottleEvent
+
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.resume import Owned
     from kafka_liveness_dagster.core.timeouts import Timeouts
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.rebalance import Finish
 
 SERVE_SECONDS = 0.1
+_THROTTLED_LOG_SECONDS = 60.0
 
 
 class Member:
@@ -54,7 +58,10 @@ class Member:
         self._is_static = live.group_instance_id is not None
         replaced = FenceReason.REPLACED if self._is_static else FenceReason.PARTITIONS_LOST
         self._replaced = replaced if self._is_static or live.place else None
-        config = settings.member(live, link.client_id, timeouts)
+        self._recent_seconds, self._unanswered_at = 2 * timeouts.session_ms / 1000, -math.inf
+        self._log, self._throttled_at = link.log, -math.inf
+        heard = {"error_cb": self._hear, "throttle_cb": self._throttled}
+        config = {**settings.member(live, link.client_id, timeouts), **heard}
         self._client = made(Consumer, config)
         self._lock = threading.RLock()
         self._releases_later = False  # when a leave was put off to the end of the poll
@@ -95,8 +102,14 @@ class Member:
 
     @property
     def ended(self) -> FenceReason | None:
-        """Why the group goes on without this member, None while it is one of it as far as it knows."""
-        return self._standing.ended
+        """Why the group goes on without this member, None while it is one of it as far as it knows.
+
+        The client reports an outage of its brokers in a poll, or while it leaves: until then the reason is general.
+        """
+        ended = self._standing.ended
+        if ended is FenceReason.PARTITIONS_LOST and time.monotonic() - self._unanswered_at < self._recent_seconds:
+            return FenceReason.BROKERS_UNAVAILABLE
+        return ended
 
     def serve(self, seconds: float = SERVE_SECONDS, before_revoke: Finish | None = None) -> None:
         """Poll the client once: rebalances happen in here.
@@ -208,6 +221,26 @@ class Member:
                 self._releases_later = release
             elif does is Leave.AT_ONCE:
                 self._leave(release=release)
+
+    def _hear(self, error: KafkaError) -> None:
+        """Caller: the client's ``poll`` or ``close``. Affects: the reason for which this member is out of its group.
+
+        librdkafka gives a membership up by itself when no broker has answered for a session; the coordinator may still
+        list the member. A process that was paused gets no such error: its connections are there.
+        """
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - librdkafka's own codes begin with _
+            self._unanswered_at = time.monotonic()
+
+    def _throttled(self, event: ThrottleEvent) -> None:
+        """Caller: the client's ``poll``, for each response that a quota delayed. Affects: a line of the run's log."""
+        now = time.monotonic()
+        if now - self._throttled_at >= _THROTTLED_LOG_SECONDS:
+            self._throttled_at = now
+            self._log.warning(
+                "The broker throttles this login: a quota delays a response to this member by %.1f s. Fix: raise the "
+                "quota (consumer_byte_rate or request_percentage)",
+                event.throttle_time,
+            )
 
     def _leave(self, *, release: bool) -> None:
         if release:

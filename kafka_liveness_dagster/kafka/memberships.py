@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.heartbeat import RETRIED, FenceReason
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError
 from kafka_liveness_dagster.kafka.fence import Fence
 from kafka_liveness_dagster.kafka.member import SERVE_SECONDS
@@ -33,6 +33,7 @@ class Memberships:
         timer: the poll timer, and the run it works for (``link``): what its watchdog looks at.
         serves_while_busy: the group is answered all the time, on a thread of the watchdog's.
         join: makes a new member, once everything that can be checked was checked.
+        outcome: of a batch whose membership has ended, as a clause of the error.
 
     Attributes:
         lane: what the last one works on; None before the first.
@@ -40,10 +41,17 @@ class Memberships:
     """
 
     def __init__(
-        self, timer: PollTimer, link: RunLink, join: Callable[[], LiveLane], *, serves_while_busy: bool
+        self,
+        timer: PollTimer,
+        link: RunLink,
+        join: Callable[[], LiveLane],
+        *,
+        serves_while_busy: bool,
+        outcome: str = RETRIED,
     ) -> None:
         self.lane: LiveLane | None = None
-        self.watchdog = Watchdog(timer, link, lambda _reason: None, self.answer if serves_while_busy else None)
+        serve = self.answer if serves_while_busy else None
+        self.watchdog = Watchdog(timer, link, lambda _reason: None, serve, outcome)
         self.fence = Fence(self.watchdog, "the batch was planned before the consumer rejoined", begun=False)
         self._join, self._serves_while_busy = join, serves_while_busy
         self._before_revoke: Finish | None = None
@@ -112,11 +120,11 @@ class Memberships:
         self._check(lane)
         return committed
 
-    def close(self, *, release: bool) -> None:
+    def close(self, *, release: bool, why: FenceReason = FenceReason.CLOSED) -> None:
         """Leave for good; a fence that is up already says itself whether the partitions are released."""
         fenced = self.watchdog.reason  # its thread may be about to leave
         try:
-            self.watchdog.stop()
+            self.watchdog.stop(why)
         finally:
             if self.lane is not None:
                 self.lane.member.leave(release=release if fenced is None else fenced.releases)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError, first_line
 from kafka_liveness_dagster.core.registered import Registered, SchemaUnusableError
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError
 from kafka_liveness_dagster.kafka.registry_settings import WAITS
@@ -104,16 +104,17 @@ class SchemaRegistry:
         except SchemaRegistryError as error:
             raise self._refusal(error.http_status_code, error.error_code, what) from None
         except Exception as error:  # noqa: BLE001 - of a HTTP client, which one is Confluent's business
+            told = first_line(error)[:200]
             if _is_about_trust(error):
                 raise AccessRefusedError(
-                    f"the certificate of the schema registry at {self._url} was refused ({_said(error)}): {_WITH_IT}; "
+                    f"the certificate of the schema registry at {self._url} was refused ({told}): {_WITH_IT}; "
                     "let ssl_ca_location name the PEM file of the authority that signed it, and url the host in it"
                 ) from None
             if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
                 raise RegistryUnreachableError(self._no_registry("what is no JSON of one")) from None
             raise RegistryUnreachableError(
                 f"no schema registry answered at {self._url} in {WAITS['max.retries'] + 1} attempts of "
-                f"{WAITS['timeout']} s ({_said(error)}), asked for {what}: {_WITH_IT}; start it, or correct url"
+                f"{WAITS['timeout']} s ({told}), asked for {what}: {_WITH_IT}; start it, or correct url"
             ) from None
 
     def _refusal(self, status: int, code: int, what: str) -> KafkaLivenessError:
@@ -151,7 +152,3 @@ def _is_about_trust(error: Exception) -> bool:
     return any(
         isinstance(one, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(one) for one in _causes(error)
     )
-
-
-def _said(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

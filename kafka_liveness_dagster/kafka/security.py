@@ -16,21 +16,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import VALUE
+from kafka_liveness_dagster.core.names import ENDPOINT, VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "OAUTHBEARER": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
 }
+_TOKENS = "OAUTHBEARER"
+_OIDC_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+_OIDC_REQUEST_MS = "10000"
+"""Java has no limit of its own: a token server that accepts a connection and never responds would hold a Spark task."""
+_OIDC_METHOD = "sasl.oauthbearer.method"
+_WITH_TOKENS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
+"""What librdkafka is told with OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks for the
+authorities where Red Hat has them, and on Debian no token server is trusted (seen with 2.16.1)."""
 HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PKCS8 = re.compile(r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.+?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL)
 _ABOUT_SECURITY = ("sasl.", "ssl.", "ssl_", "security.", "https.", "enable.ssl.", "enable.sasl.")
+_PASSWORD = ("sasl_username", "sasl_password")
+_TOKEN_LOGIN = (
+    "sasl_oauthbearer_client_id",
+    "sasl_oauthbearer_client_secret",
+    "sasl_oauthbearer_token_endpoint_url",
+)
+_TOKEN_OPTIONS = ("sasl_oauthbearer_scope", "sasl_oauthbearer_extensions", "https_ca_location")
+_EXTENSION = re.compile(r"(?!auth=)([a-zA-Z]+)=([\x21-\x2b\x2d-\x7e](?:[\x20-\x2b\x2d-\x7e]*[\x21-\x2b\x2d-\x7e])?)")
+"""RFC 7628: letters in a name, printable ASCII in a value. ``auth`` is the token itself, a comma is between two."""
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
 
 
@@ -51,6 +69,12 @@ class Security:
     ssl_key_location: str | None = None
     ssl_key_password: str | None = field(default=None, repr=False)
     ssl_endpoint_identification_algorithm: str = "https"
+    sasl_oauthbearer_client_id: str | None = None
+    sasl_oauthbearer_client_secret: str | None = field(default=None, repr=False)
+    sasl_oauthbearer_token_endpoint_url: str | None = None
+    sasl_oauthbearer_scope: str | None = None
+    sasl_oauthbearer_extensions: str | None = None
+    https_ca_location: str | None = None
 
     def __post_init__(self) -> None:
         if wrong := list(contradictions({name: getattr(self, name) for name in NAMES})):
@@ -63,25 +87,41 @@ class Security:
         return hash(tuple(self.spark().items()))
 
     @property
+    def takes_tokens(self) -> bool:
+        """Whether each client logs in with tokens of ``sasl_oauthbearer_token_endpoint_url``."""
+        return self.sasl_mechanism == _TOKENS
+
+    @property
+    def login(self) -> str | None:
+        """The name in the login: a user, or the client of a token server."""
+        return self.sasl_oauthbearer_client_id if self.takes_tokens else self.sasl_username
+
+    @property
     def unseen(self) -> str:
         """Why what is there may not be shown, in an error's words: a broker does not tell it from what is not there."""
         if self.security_protocol == "PLAINTEXT":
             return ""
-        who = f"user {self.sasl_username!r}" if self.sasl_username else "this client"
+        who = f"user {self.login!r}" if self.login else "this client"
         return f", or {who} may not see it, which takes READ"
 
     def client(self) -> dict[str, str]:
-        """What librdkafka is told: nothing that nobody set."""
+        """What librdkafka is told: nothing that nobody set, but for what follows from OAUTHBEARER."""
         given = {name: getattr(self, name) for name in NAMES}
-        return {name.replace("_", "."): value for name, value in given.items() if value and value != NAMES[name]}
+        told = {name.replace("_", "."): value for name, value in given.items() if value and value != NAMES[name]}
+        return {**_WITH_TOKENS, **told} if self.takes_tokens else told
 
     def spark(self) -> dict[str, str]:
         """What Spark's Kafka source is told: the files' content, since executors may be anywhere."""
         options = {"security.protocol": self.security_protocol} if self.security_protocol != "PLAINTEXT" else {}
         if self.sasl_mechanism:
-            login = f"username={_quoted(self.sasl_username)} password={_quoted(self.sasl_password)}"
+            login = self._token_login() if self.takes_tokens else self._password_login()
+            told = " ".join(f"{name}={_quoted(value)}" for name, value in login.items())
             options["sasl.mechanism"] = self.sasl_mechanism
-            options["sasl.jaas.config"] = f"{MECHANISMS[self.sasl_mechanism]} required {login};"
+            options["sasl.jaas.config"] = f"{MECHANISMS[self.sasl_mechanism]} required {told};"
+        if self.takes_tokens:
+            options["sasl.login.callback.handler.class"] = _OIDC_HANDLER
+            options["sasl.login.connect.timeout.ms"] = options["sasl.login.read.timeout.ms"] = _OIDC_REQUEST_MS
+            options["sasl.oauthbearer.token.endpoint.url"] = self.sasl_oauthbearer_token_endpoint_url or ""
         if self.ssl_ca_location:
             options["ssl.truststore.type"] = "PEM"
             options["ssl.truststore.certificates"] = _certificates("ssl_ca_location", self.ssl_ca_location)
@@ -97,12 +137,36 @@ class Security:
             options["ssl.endpoint.identification.algorithm"] = HOST_NAME_CHECKS[check]
         return {f"kafka.{name}": value for name, value in options.items()}
 
+    def _password_login(self) -> dict[str, str]:
+        return {"username": self.sasl_username or "", "password": self.sasl_password or ""}
+
+    def _token_login(self) -> dict[str, str]:
+        """Options of Java's login module; it trusts the token server by options of this module alone."""
+        found = {
+            "clientId": self.sasl_oauthbearer_client_id or "",
+            "clientSecret": self.sasl_oauthbearer_client_secret or "",
+        }
+        if self.sasl_oauthbearer_scope:
+            found["scope"] = self.sasl_oauthbearer_scope
+        for extension in (self.sasl_oauthbearer_extensions or "").split(","):
+            name, _, value = extension.partition("=")
+            found.update({f"extension_{name}": value} if name else {})
+        if self.https_ca_location:
+            found["ssl.truststore.type"] = "PEM"
+            found["ssl.truststore.certificates"] = _certificates("https_ca_location", self.https_ca_location)
+        return found
+
 
 NAMES = {one.name: one.default for one in fields(Security)}
 
 
-def contradictions(given: Mapping[str, str | None]) -> Iterator[str]:
-    """What is wrong with these settings, in words without a secret; no file is looked at."""
+def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = ()) -> Iterator[str]:
+    """What is wrong with these settings, in words without a secret; no file is looked at.
+
+    Args:
+        given: each field and its value.
+        unknown: fields that are set, but whose content is known in a run alone: an environment variable's.
+    """
     for name in NAMES:
         if not VALUE.fits(given[name] or ""):
             yield f"{name} is refused: wanted {VALUE.wanted}"
@@ -112,6 +176,8 @@ def contradictions(given: Mapping[str, str | None]) -> Iterator[str]:
     if check not in HOST_NAME_CHECKS:
         yield f"ssl_endpoint_identification_algorithm is {check!r}: wanted {' or '.join(HOST_NAME_CHECKS)}"
     yield from _wrong_with_the_login(protocol, given)
+    if given["sasl_mechanism"] == _TOKENS:
+        yield from _wrong_with_the_tokens(protocol, {n: v for n, v in given.items() if n not in unknown})
     unused = [name for name in NAMES if name.startswith("ssl_") and given[name] not in ("", NAMES[name])]
     if unused and not protocol.endswith("SSL"):
         yield f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
@@ -122,19 +188,58 @@ def contradictions(given: Mapping[str, str | None]) -> Iterator[str]:
 
 
 def _wrong_with_the_login(protocol: str, given: Mapping[str, str | None]) -> Iterator[str]:
-    login, mechanism = ("sasl_mechanism", "sasl_username", "sasl_password"), given["sasl_mechanism"]
+    mechanism, every = given["sasl_mechanism"], ("sasl_mechanism", *_PASSWORD, *_TOKEN_LOGIN, *_TOKEN_OPTIONS)
     if not protocol.startswith("SASL_"):
-        if unused := [name for name in login if given[name]]:
+        if unused := [name for name in every if given[name]]:
             yield (
                 f"{' and '.join(unused)} would not be used: security_protocol is {protocol}. Set it to SASL_SSL, or "
                 "to SASL_PLAINTEXT where the network is trusted"
             )
         return
-    if missing := [name for name in login if not given[name]]:
+    needed = _TOKEN_LOGIN if mechanism == _TOKENS else _PASSWORD
+    if missing := [name for name in ("sasl_mechanism", *needed) if not given[name]]:
         yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
     if mechanism and mechanism not in MECHANISMS:
         known = ", ".join(MECHANISMS)
         yield f"sasl_mechanism is {mechanism!r}: wanted {known}; no other can be told to Spark as well"
+    elif mechanism:
+        others = _PASSWORD if mechanism == _TOKENS else (*_TOKEN_LOGIN, *_TOKEN_OPTIONS)
+        if unused := [name for name in others if given[name]]:
+            yield f"{' and '.join(unused)} would not be used: sasl_mechanism is {mechanism}"
+
+
+def _wrong_with_the_tokens(protocol: str, known: Mapping[str, str | None]) -> Iterator[str]:
+    for name in (*_TOKEN_LOGIN[:2], "sasl_oauthbearer_scope"):
+        if (value := known.get(name)) and value != value.strip():
+            yield f"{name} is refused: it begins or ends with a blank, which Java removes and librdkafka keeps"
+    extensions = known.get("sasl_oauthbearer_extensions")
+    if extensions and not all(map(_EXTENSION.fullmatch, extensions.split(","))):
+        wanted = "wanted name=value,name=value, with letters in a name and printable ASCII in a value"
+        yield f"sasl_oauthbearer_extensions is refused: {wanted}"
+    if url := known.get("sasl_oauthbearer_token_endpoint_url"):
+        if not ENDPOINT.fits(url):
+            yield f"sasl_oauthbearer_token_endpoint_url is refused: wanted {ENDPOINT.wanted}"
+        elif not url.startswith("https://"):
+            if protocol == "SASL_SSL":
+                yield (
+                    "sasl_oauthbearer_token_endpoint_url is refused: with SASL_SSL it begins with https://, because "
+                    "the secret is sent to it as it is"
+                )
+            if known.get("https_ca_location"):
+                yield "https_ca_location would not be used: sasl_oauthbearer_token_endpoint_url is no https:// address"
+
+
+def taken_from(properties: dict[str, str]) -> Security:
+    """The security settings among librdkafka's, which are removed from ``properties``.
+
+    With OAUTHBEARER ``client`` adds two settings by itself. Other values of them stay, and are checked or refused.
+    """
+    if properties.get("sasl.mechanism") == _TOKENS:
+        for name, value in _WITH_TOKENS.items():
+            if properties.get(name) == value:
+                del properties[name]
+    found = {name: properties.pop(dotted) for name in NAMES if (dotted := name.replace("_", ".")) in properties}
+    return Security(**found)
 
 
 def is_about_security(setting: str) -> bool:
@@ -144,7 +249,7 @@ def is_about_security(setting: str) -> bool:
 
 def instead_of(setting: str) -> str:
     """Where to say it, so that Spark hears it too."""
-    name = {"sasl.mechanisms": "sasl_mechanism"}.get(setting, setting.replace(".", "_"))
+    name = {"sasl.mechanisms": "sasl_mechanism", _OIDC_METHOD: "sasl_mechanism"}.get(setting, setting.replace(".", "_"))
     if name in NAMES:
         return f"it would not reach Spark, which reads the records: set {name}, which reaches both"
     return "it would not reach Spark, which reads the records. What reaches both: " + ", ".join(NAMES)

@@ -9,10 +9,12 @@ import logging
 import multiprocessing
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.core.errors import first_line
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.core.heartbeat import RETRIED, Away, FenceReason, RunState, Surroundings, reason_to_fence
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import now_ms
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.heartbeat import PollTimer
     from kafka_liveness_dagster.kafka.link import RunLink
+
+    Leave = Callable[[FenceReason], FenceReason | None]
 
 LOOK_SECONDS = 0.1
 RUN_STATE_SECONDS = 1.0
@@ -39,18 +43,25 @@ class Watchdog:
         timer: the poll timer; polls are reported with ``polled``.
         link: the run to watch.
         leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up. It may
-            wait for whoever uses the client; so nothing of this class is held meanwhile.
+            wait for whoever uses the client; so nothing of this class is held meanwhile. It may return another reason,
+            which the client named as it left.
         serve: called all the time until the fence goes up, on a thread of its own: answer the group
             (``liveness="progress"``); None where only the owner's polls do.
+        outcome: of a batch that may not be committed any more, as a clause of the error.
+
+    Attributes:
+        outcome: the same.
     """
 
     def __init__(
         self,
         timer: PollTimer,
         link: RunLink,
-        leave: Callable[[FenceReason], None],
+        leave: Leave,
         serve: Callable[[], None] | None = None,
+        outcome: str = RETRIED,
     ) -> None:
+        self.outcome = outcome
         self._timer, self._link, self._leave, self._serve = timer, link, leave, serve
         self._met: Exception | None = None
         self._cancels: list[Callable[[], None]] = []
@@ -71,13 +82,15 @@ class Watchdog:
         if self._serve is not None:
             threading.Thread(target=self._answer, name="kafka-liveness-heartbeat", daemon=True).start()
 
-    def stop(self) -> None:
+    def stop(self, why: FenceReason = FenceReason.CLOSED) -> None:
         """End the watch for good: the consumer is closed, and commits raise from now on."""
         with self._raising:
-            self._reason = self._reason or FenceReason.CLOSED
+            self._reason = self._reason or why
             self._stopped.set()
         self._news.set()
-        self._tell_in_time(_STOPPED_TELL_SECONDS)  # before the leave: who sees the group without it is to know why
+        # Before the leave: who sees the group without this member is to know why
+        if not self._tell_in_time(_STOPPED_TELL_SECONDS):
+            self._tell()
         with self._raising:
             if self._reason.may_rejoin:  # with clients that are closed
                 self._reason = FenceReason.CLOSED
@@ -87,8 +100,8 @@ class Watchdog:
     def on_fence(self, cancel: Callable[[], None]) -> None:
         """Register what to cancel when the fence goes up; called at once when it is up already."""
         self._cancels.append(cancel)
-        if self._reason is not None:
-            self._cancel([cancel])
+        if self._reason is not None and not self._cancel([cancel]):
+            self._call([cancel])
 
     def polled(self) -> None:
         """The owner of this consumer polled, or made progress otherwise.
@@ -115,9 +128,9 @@ class Watchdog:
             seconds = self._timer.elapsed_ms(now_ms()) / 1000
             limit = self._timer.process_ms / 1000
             timed_out = self._reason is FenceReason.POLL_TIMEOUT
-            raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "")
+            raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "", self.outcome)
 
-    def fence(self, reason: FenceReason, leave: Callable[[FenceReason], None]) -> None:
+    def fence(self, reason: FenceReason, leave: Leave) -> None:
         """Raise the fence, unless it is up: the caller saw what no look around can show.
 
         Args:
@@ -131,7 +144,7 @@ class Watchdog:
         """Why the fence is up, None while it is not."""
         return self._reason
 
-    def rearm(self, leave: Callable[[FenceReason], None] | None = None) -> None:
+    def rearm(self, leave: Leave | None = None) -> None:
         """Take a fence down after the member it ended has left: a new member is about to join.
 
         Args:
@@ -181,20 +194,34 @@ class Watchdog:
                     log.warning(told, self._run_state.value, first_line(error))
                 failed = True
 
-    def _tell_in_time(self, seconds: float) -> None:
-        """In a thread of its own: a database that does not answer must not keep the member in its group."""
+    def _tell_in_time(self, seconds: float, fenced: FenceReason | None = None) -> bool:
+        """In a thread of its own: a database that does not answer must not keep the member in its group.
+
+        Args:
+            seconds: how long to wait for it.
+            fenced: log this too: Dagster may store the lines of this log.
+
+        Returns:
+            False where no thread could be started: nothing was told.
+        """
         is_told = threading.Event()
 
         def tell() -> None:
-            self._tell()
+            self._tell(fenced)
             is_told.set()
 
-        threading.Thread(target=tell, name="kafka-liveness-tell", daemon=True).start()
+        if not start(tell, "kafka-liveness-tell"):
+            return False
         if not is_told.wait(seconds):
-            log.warning("Dagster did not answer within %g s: it may not know why this process left", seconds)
+            # In another one: where Dagster stores the lines of this log, it does not answer them either
+            told = "Dagster did not answer within %g s: it may not know why this process left"
+            start(partial(log.warning, told, seconds), "kafka-liveness-tell")
+        return True
 
-    def _tell(self) -> None:
+    def _tell(self, fenced: FenceReason | None = None) -> None:
         """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
+        if fenced is not None:
+            log.warning("fenced: %s", fenced.value, extra={"fence": fenced})
         with self._telling:
             self._last = self._reason or self._last
             why = None if self._last is None else Away(self._last, is_back=self._reason is None)
@@ -206,23 +233,39 @@ class Watchdog:
                 log.exception("could not tell Dagster: %s", why)
             self._told = why
 
-    def _raise_fence(self, reason: FenceReason, of: Callable[[FenceReason], None] | None = None) -> None:
+    def _raise_fence(self, reason: FenceReason, of: Leave | None = None) -> None:
         with self._raising:
             outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.expired(now_ms())
             if self._reason is not None or outdated or (of is not None and of != self._leave):
                 return
             self._reason, leave = reason, self._leave  # first the fence, then everything that takes time
-        log.warning("fenced: %s", reason.value, extra={"fence": reason})
-        self._cancel(self._cancels)
-        self._tell_in_time(_FENCED_TELL_SECONDS)  # before the leave, too, but its partitions wait
+        is_sure = reason is not FenceReason.PARTITIONS_LOST
+        is_cancelled = self._cancel(self._cancels)
+        # Before the leave, too, but its partitions wait
+        is_told = self._tell_in_time(_FENCED_TELL_SECONDS, reason if is_sure else None)
         try:
-            leave(reason)
+            named = leave(reason) or reason
         except Exception:  # the session timeout ends what could not be left
             log.exception("could not leave the group")
+            named = reason
+        if named is not reason:
+            with self._raising:
+                if self._reason is reason:  # the thread that asks Dagster tells it the new one
+                    self._reason = named
+        if not is_sure:
+            log.warning("fenced: %s", named.value, extra={"fence": named})
+        if not is_cancelled:  # nor can one be started now: the member is out of its group, this may take its time
+            self._call(self._cancels)
+        if not is_told:
+            self._tell(named if is_sure else None)
 
-    def _cancel(self, cancels: list[Callable[[], None]]) -> None:
-        """In a thread of its own: a Spark server that does not answer must not keep the member in its group."""
-        threading.Thread(target=self._call, args=(list(cancels),), name="kafka-liveness-cancel", daemon=True).start()
+    def _cancel(self, cancels: list[Callable[[], None]]) -> bool:
+        """In a thread of its own: a Spark server that does not answer must not keep the member in its group.
+
+        Returns:
+            False where no thread could be started: nothing was cancelled.
+        """
+        return start(partial(self._call, list(cancels)), "kafka-liveness-cancel")
 
     def _call(self, cancels: list[Callable[[], None]]) -> None:
         for cancel in cancels:

@@ -93,7 +93,7 @@ def listeners(
     def reported(completed: int, total: int) -> None:
         line = progress.report(completed, total, time.monotonic())
         if line is not None:  # a line now and then, after the heartbeat
-            with suppress(Exception):
+            with suppress(Exception):  # one line less of a batch's progress
                 log.info("%s", line)
 
     return progressed if liveness == "progress" else None, reported

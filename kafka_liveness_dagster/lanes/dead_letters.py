@@ -87,7 +87,7 @@ class DeadLetters:
             KafkaLivenessError: letters or rows could not be written.
         """
         from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
-        from kafka_liveness_dagster.spark.errors import StorageError  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError  # noqa: PLC0415
         from kafka_liveness_dagster.spark.iceberg import TableWrite, Written  # noqa: PLC0415
         from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
 
@@ -95,8 +95,8 @@ class DeadLetters:
         write = one.write
         if not (isinstance(write, TableWrite) and isinstance(write.make_frame, Transformed)):
             raise failed
-        if isinstance(failed, StorageError):
-            raise failed  # what the table's keepers refuse is no record's fault
+        if isinstance(failed, (KafkaSourceError, StorageError)):
+            raise failed  # what the brokers or the table's keepers refuse is no record's fault
         frame, ranges = write.make_frame, one.batch.ranges
         with one.job:
             letters = DeadLetterTable.beside(write.session, write.table.name)

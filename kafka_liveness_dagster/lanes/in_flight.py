@@ -9,13 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import math
-import threading
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.telemetry.traces import Phases
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class InFlightWrite:
         except Exception as error:  # noqa: BLE001 - raised by finish, when all before it has landed
             self._rows.set_exception(error)
             return
-        threading.Thread(target=self._work, args=(execute,), name=self.job.tag, daemon=True).start()
+        work = partial(self._work, execute)
+        if not start(work, self.job.tag):
+            work()
 
     def run(self) -> Written:
         """All of it in this thread."""
@@ -162,8 +165,11 @@ class InFlightWrites(deque[InFlightWrite]):
     def drop(self, epoch: int | None = None) -> None:
         """Give up those planned by a membership, or all: cancel them, and wait a moment for their end."""
         dropped = [one for one in self if epoch is None or one.batch.epoch <= epoch]
+        for seconds in (0.0, 2.0):
+            for one in dropped:
+                try:
+                    one.job.cancel(seconds)
+                except Exception:  # noqa: BLE001 - logged; the others are cancelled all the same
+                    _log.exception("could not cancel the batch %s", one.batch)
         for one in dropped:
-            one.job.cancel(timeout_seconds=0.0)
-        for one in dropped:
-            one.job.cancel()
             self.remove(one)

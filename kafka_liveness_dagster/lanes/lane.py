@@ -27,6 +27,7 @@ class Lane(Protocol):
     def check_open(self, batch: Batch) -> None: ...  # noqa: D102
     def heartbeat(self) -> None: ...  # noqa: D102
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
+    def plan_again(self) -> None: ...  # noqa: D102
     def is_open(self, batch: Batch) -> bool: ...  # noqa: D102
     def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
     def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102

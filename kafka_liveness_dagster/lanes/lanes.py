@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.partition_keys import is_replay, key_of, range_of
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
+from kafka_liveness_dagster.hidden_values import without_values
 from kafka_liveness_dagster.lanes.dead_letters import remove_processed
 from kafka_liveness_dagster.lanes.materialized import Materializations
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
@@ -67,7 +68,7 @@ def run_live(
     """
     require_partition(context, asset.partitioned_keys)
     retries = {} if MAX_RETRIES in context.run.tags else NO_RETRIES
-    with SignsOfLife(context, {**lane_tags(asset.group_id, "live"), **retries}), exported():
+    with without_values(), SignsOfLife(context, {**lane_tags(asset.group_id, "live"), **retries}), exported():
         return _live(asset, context, transform)
 
 
@@ -161,7 +162,7 @@ def _facts(
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
     require_partition(context, asset.partitioned_keys)
-    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
+    with without_values(), SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         _catch_up(asset, context, transform)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import dagster as dg
 
 from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.hidden_values import reported
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_metadata, number
 from kafka_liveness_dagster.runs.storage import NEEDED_SECONDS, needed, storage_of
 
@@ -97,7 +98,9 @@ class LateRecords:
         try:
             self.tell(one, batch, since, wait_seconds=0.0)
         except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
-            storage_of(self._context).log.warning("whether records of %s are late is not known: %s", batch, error)
+            storage_of(self._context).log.warning(
+                "whether records of %s are late is not known: %s", batch, reported(error)
+            )
 
     def recover(self, frame: Transformed, deleted: Sequence[OffsetRange]) -> None:
         """Count the late records of a run that died after it wrote them: it may not have counted them.

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
-    from kafka_liveness_dagster.spark.maintenance import Figures
+    from kafka_liveness_dagster.settings.groups import Maintenance as Settings
+    from kafka_liveness_dagster.spark.maintenance import Figures, Maintenance
 
 
 _SILENT_SECONDS = 120.0
 """Spark tells every few seconds that it is at work, however long that takes."""
+
+_NOT_DELETED = "The table has gc.enabled=false. No snapshots were expired, and no orphan files were removed."
 
 
 def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -> None:
@@ -56,19 +59,25 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
             if rewritten:
                 log.info("compacted %s into %d", number(rewritten, "file"), into)
         work.tidy()
-        work.expire(time.time(), max_age=told.max_snapshot_age_seconds, max_snapshots=told.max_snapshots)
-        orphans = None
-        if told.orphan_file_age_seconds is not None:
-            orphans = work.remove_orphans(time.time(), min_age=told.orphan_file_age_seconds)
+        deleted = _delete(work, told)
         after = work.figures()
     if work.gave_way:
         log.warning("gave way to the lanes' commits %s: what is left is done next time", number(work.gave_way, "time"))
-    metadata = {**_shown(before, after), "gave_way": dg.MetadataValue.int(work.gave_way)}
-    if orphans is not None:
-        metadata["orphan_files_removed"] = dg.MetadataValue.int(orphans)
+    metadata = {**_shown(before, after), **deleted, "gave_way": dg.MetadataValue.int(work.gave_way)}
     storage = storage_of(context)
     storage.event(dg.AssetObservation(asset.name, description="maintained", metadata=metadata), "what was done")
     storage.settle("the maintenance of the table is done, and both lanes are untouched by it")
+
+
+def _delete(work: Maintenance, told: Settings) -> dict[str, dg.MetadataValue]:
+    """Expire snapshots and remove orphan files where the table allows it; give what to show of that."""
+    if not work.policy().may_delete:
+        return {"not_deleted": dg.MetadataValue.text(_NOT_DELETED)}
+    work.expire(time.time(), max_age=told.max_snapshot_age_seconds, max_snapshots=told.max_snapshots)
+    if told.orphan_file_age_seconds is None:
+        return {}
+    removed = work.remove_orphans(time.time(), min_age=told.orphan_file_age_seconds)
+    return {"orphan_files_removed": dg.MetadataValue.int(removed)}
 
 
 def _settled(cluster: Cluster, group_id: str, topics: Sequence[str]) -> list[OffsetRange]:

@@ -22,15 +22,16 @@ from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, Landed
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late import LateRecords
 from kafka_liveness_dagster.lanes.tables import witness_of
+from kafka_liveness_dagster.lanes.throttling import Throttling
 from kafka_liveness_dagster.runs.tags import budget_of
-from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkSilentError, TransformError
+from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from logging import Logger
 
     from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.lanes.lane import Counts, Lane, LeftOut, Source, Transform
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.sink import Sink, SinkWitness
     from kafka_liveness_dagster.spark.transformed import Transformed
+
+_PLANNED_AGAIN = 3
+"""So often in a row, with nothing committed in between: a broker that deletes what is read may do it again."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Pipeline:
         )
 
     def run(self, lane: Lane, next_batch: Source, log: Logger, on_quarantine: LeftOut, tally: Counts) -> None:
-        """Process and commit every batch; one that is too slow, or was lost to another member, comes again.
+        """Process and commit every batch; one that is too slow, or was lost to another member, is retried, or pending.
 
         Args:
             lane: where the batches are committed.
@@ -116,12 +120,12 @@ class Pipeline:
             FencedError: this process is finished with the group; Spark was cancelled.
             PoisonedOffsetError: an offset is too slow in a batch of its own.
             BadRecordError: too many records fail alone.
-            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed comes again.
+            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed is retried, or pending.
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        sizer = BatchSizer(self.most_records, self.auto, self.most_bytes)
-        with BatchLines(log) as lines, InFlightWrites() as in_flight:
+        sizer, planned_again = BatchSizer(self.most_records, self.auto, self.most_bytes), 0
+        with BatchLines(log) as lines, InFlightWrites() as in_flight, self._throttling(in_flight, log) as throttling:
 
             def commit_first() -> None:
                 one = in_flight[0]
@@ -144,7 +148,28 @@ class Pipeline:
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
                         on_quarantine(poison, self._passed(poison, batch, lane, fenced), "too slow alone")
-                    log.warning("%s: %s. At most %d offsets next", batch, fenced, sizer.bound)
+                    smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
+                    why = throttling.of(batch) if timed_out else ""
+                    log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")
+                except KafkaSourceError as gone:
+                    planned_again += 1
+                    if not gone.is_lost or planned_again > _PLANNED_AGAIN:
+                        raise
+                    in_flight.drop()
+                    lane.plan_again()  # the next poll names what the broker has lost, or passes it
+                    log.warning("%s: %s. It is planned again", batch, gone)
+                else:
+                    planned_again = 0
+
+    def _throttling(self, in_flight: InFlightWrites, log: Logger) -> Throttling:
+        of = self.metrics
+        return Throttling(self._delay, in_flight, group_id=of.group_id, lane=of.lane, log=log)
+
+    def _delay(self, tp: TopicPartition) -> float:
+        """Return the seconds by which a quota delays a fetch of this login now."""
+        from kafka_liveness_dagster.kafka.throttled import throttle_seconds  # noqa: PLC0415 - stays lazy
+
+        return throttle_seconds(self.kafka.settings(), tp)
 
     def _recover(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange]) -> None:
         """Repeat what a dead run may have skipped after it wrote these ranges: late records and metrics."""

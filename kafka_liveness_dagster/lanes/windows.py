@@ -15,6 +15,7 @@ import dagster as dg
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.witnesses import DataExpiredError
+from kafka_liveness_dagster.hidden_values import without_values
 from kafka_liveness_dagster.lanes.lanes import LEFT_ALONE, catch_up
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import merged, number, window_metadata
@@ -52,7 +53,7 @@ def run_windows(
     if materializes(context, asset.key):
         _leave_alone(asset, windows, context)
         return
-    with SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
+    with without_values(), SignsOfLife(context, lane_tags(asset.group_id, "catch-up")), exported():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
         keys = needed(lambda: context.partition_keys, "the keys of the run", AT_BEGIN)
         asked = [windows.of_key(key) for key in keys]

@@ -61,11 +61,11 @@ def _holds_secret(address: str) -> bool:
 class SecuredKafkaResource(ResourceWithSecrets):
     """The security settings of a Kafka cluster, for librdkafka and for Spark's Kafka source alike."""
 
-    secrets: ClassVar[tuple[str, ...]] = ("sasl_password", "ssl_key_password")
+    secrets: ClassVar[tuple[str, ...]] = ("sasl_password", "sasl_oauthbearer_client_secret", "ssl_key_password")
 
     # str and not Literal: dg.EnvVar fits no Literal
     security_protocol: str = Field(default="PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.")
-    sasl_mechanism: str | None = Field(default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.")
+    sasl_mechanism: str | None = Field(default=None, description="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.")
     sasl_username: str | None = Field(default=None, description="The user, or the key of a managed cluster.")
     sasl_password: str | None = Field(default=None, repr=False, description="A secret: only as dg.EnvVar.")
     ssl_ca_location: str | None = Field(
@@ -80,6 +80,28 @@ class SecuredKafkaResource(ResourceWithSecrets):
     )
     ssl_endpoint_identification_algorithm: str = Field(
         default="https", description="`none` accepts a certificate made for another host name."
+    )
+    sasl_oauthbearer_client_id: str | None = Field(
+        default=None, description="With OAUTHBEARER: the client ID at the token server (OIDC client credentials)."
+    )
+    sasl_oauthbearer_client_secret: str | None = Field(
+        default=None, repr=False, description="With OAUTHBEARER. A secret: only as dg.EnvVar."
+    )
+    sasl_oauthbearer_token_endpoint_url: str | None = Field(
+        default=None,
+        description="With OAUTHBEARER: the token endpoint, an https address. Runs, sensors, and Spark's driver and "
+        "executors request tokens from it.",
+    )
+    sasl_oauthbearer_scope: str | None = Field(default=None, description="With OAUTHBEARER: the scope to request.")
+    sasl_oauthbearer_extensions: str | None = Field(
+        default=None,
+        description="With OAUTHBEARER: `name=value,name=value` for the broker, such as Confluent Cloud's "
+        "`logicalCluster=lkc-…,identityPoolId=pool-…`.",
+    )
+    https_ca_location: str | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the token server's certificate; the system's and Java's "
+        "own authorities unless set.",
     )
 
     def security(self) -> Security:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
@@ -41,6 +42,11 @@ class SparkConnectResource(ResourceWithSecrets):
         default=None,
         description="Of the web UI of that Spark, `http://driver:4040`: runs link to it. Nothing is asked.",
     )
+    connect_timeout_seconds: float = Field(
+        default=120.0,
+        description="How long a server that accepts connections may take to open a session. One that is not there "
+        "fails at once.",
+    )
     _session: SparkSession | None = PrivateAttr(default=None)
     _ahead: Future[SparkSession | None] | None = PrivateAttr(default=None)
 
@@ -51,7 +57,6 @@ class SparkConnectResource(ResourceWithSecrets):
             SparkUnreachableError: no server answered, or it refused the token.
         """
         from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415 - pyspark stays lazy
-        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
 
         if self._ahead is not None:
             wait([self._ahead])  # an interrupt leaves it to be ended
@@ -59,7 +64,7 @@ class SparkConnectResource(ResourceWithSecrets):
             self._session = ahead.result()
         old = self._session
         if old is None or line_of(old).is_cut or old.client.is_closed:  # as pyspark does when the server is another one
-            self._session = connect(self._address())
+            self._session = self._connected(self._address())
         return self._session
 
     def open_ahead(self) -> None:
@@ -71,10 +76,17 @@ class SparkConnectResource(ResourceWithSecrets):
             self._ahead = aside(self._opened, "kafka-liveness-spark")
 
     def _opened(self) -> SparkSession | None:
+        address = self.running()
+        return self._connected(address) if address else None
+
+    def _connected(self, address: str) -> SparkSession:
         from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - pyspark stays lazy
 
-        address = self.running()
-        return connect(address) if address else None
+        def say(sentence: str) -> None:
+            with suppress(Exception):  # Dagster's storage may fail just now
+                dg.get_dagster_logger().warning(sentence)
+
+        return connect(address, timeout_seconds=self.connect_timeout_seconds, say=say)
 
     def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
         """The records of exactly these ranges, by Spark's own Kafka source."""

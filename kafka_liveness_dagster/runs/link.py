@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState
+from kafka_liveness_dagster.core.heartbeat import Away, RunState
 from kafka_liveness_dagster.core.processes import Sign, Word
 from kafka_liveness_dagster.core.run_marks import run_mark, run_of_place
 from kafka_liveness_dagster.runs.signs import word_of
@@ -42,7 +42,6 @@ from kafka_liveness_dagster.telemetry import tell as telemetry
 from kafka_liveness_dagster.telemetry.metrics import FENCES, GROUP, LANE, REASON
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Sequence
 
     from kafka_liveness_dagster.kafka.link import RunLink
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
 _HAVE_STARTED = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _AT_WORK = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+log = logging.getLogger("kafka_liveness_dagster")
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
 
 
@@ -127,7 +127,7 @@ def _catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
 
 
 def _tell_away(storage: RunStorage, run: dg.DagsterRun, why: Away) -> None:
-    is_closed = why.reason is FenceReason.CLOSED
+    is_closed = why.reason.is_close
     if not (is_closed or why.is_back) and GROUP_TAG in run.tags:
         of = {GROUP: run.tags[GROUP_TAG], LANE: run.tags.get(LANE_TAG, ""), REASON: why.reason.code}
         telemetry.tell(FENCES, 1, of)
@@ -136,8 +136,10 @@ def _tell_away(storage: RunStorage, run: dg.DagsterRun, why: Away) -> None:
 
 def _tell_work(storage: RunStorage, run_id: str) -> None:
     """That a batch of it is committed; who repeats the run gets its tags, hence the name in it."""
-    with suppress(Exception):  # somebody deleted the run: its watchdog ends it
+    try:
         storage.tag({COMMITTED_TAG: run_mark(run_id)})
+    except Exception:  # somebody deleted the run: its watchdog ends it
+        log.exception("could not tag run %s: Dagster does not know that a batch of it is committed", run_id)
 
 
 def _warn_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:

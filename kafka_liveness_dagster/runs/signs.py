@@ -81,7 +81,7 @@ class SignsOfLife:
 
     def _warn(self, error: DagsterStorageError) -> None:
         """Log an error in the process: Dagster may fail to store it, and ends the process by an error of its own."""
-        with suppress(Exception):
+        with suppress(Exception):  # it takes the place of an error that is about to be raised
             log.error("run %s: %s", self._run_id, error)
 
     def _sign(self, beat: int | None) -> str:

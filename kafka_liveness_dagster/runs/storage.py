@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.aside import start
 from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
 
 if TYPE_CHECKING:
@@ -199,8 +200,12 @@ class RunStorage:
             self._waiting.append(one)
             if was_behind:
                 return one.done
-            threading.Thread(target=self._work, name="kafka-liveness-storage", daemon=True).start()
-            self._changed.wait_for(lambda: one.done.done() or self._failed_at is not None, _PATIENCE_SECONDS)
+            if start(self._work, "kafka-liveness-storage"):
+                self._changed.wait_for(lambda: one.done.done() or self._failed_at is not None, _PATIENCE_SECONDS)
+            else:  # a storage that fails fails the caller
+                self._waiting.clear()
+                store()
+                one.done.set_result(None)
         if one.done.done():
             one.done.result()  # an error that is none of the storage's is the caller's
         return one.done
@@ -303,5 +308,5 @@ def _is_of_storage(error: Exception) -> bool:
 
 def _say(text: str, *values: object) -> None:
     """Write to the process's log, of which Dagster may make lines of the run's log that its storage does not take."""
-    with suppress(Exception):
+    with suppress(Exception):  # its handlers are the user's, and what failed is retried whether it is told or not
         _log.warning(text, *(first_line(one) if isinstance(one, Exception) else one for one in values))

@@ -30,6 +30,7 @@ MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/cause"  # in words
+LAG = "lag"  # the cause of a run that nobody's departure started
 CAUSE_RUN_TAG = "kafka_liveness/cause_run"  # the 8 digits of the first run that it is about
 FENCED_TAG = "kafka_liveness/fenced"
 LEFT_TAG = "kafka_liveness/left"  # its consumer was closed: that is how every run ends

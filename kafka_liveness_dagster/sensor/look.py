@@ -5,6 +5,7 @@ Read-only, and the same few requests for any number of partitions.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
 
 _RECENT_RUNS = 20
+_MARKS = re.compile(r"[^\w .:/()+=,#-]|(?<=:)/|(?<=/)/|(?<=www)\.")
+"""What would be a link, HTML or a cell's end in the markdown that Dagster renders."""
 _FOREIGN_LETTERS = 24  # of a foreign member's name: the sensor's cursor is small
 _STATES = {
     "STABLE": GroupState.STABLE,
@@ -200,7 +203,7 @@ def _state(group: Group) -> GroupState:
 def _member(member: GroupMember) -> MemberSeen:
     """A member under its run's 8 digits, or as the foreign one it is."""
     run = run_of_client(member.client_id)
-    name = run or f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS]
+    name = run or _MARKS.sub("?", f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS])
     instance = member.group_instance_id
     place = instance if run_of_place(instance) else None
     is_static = instance is not None and place is None

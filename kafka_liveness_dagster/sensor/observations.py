@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.heartbeat import Away
+from kafka_liveness_dagster.core.membership import reason_of
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.metadata import group_metadata, range_table
-from kafka_liveness_dagster.runs.tags import CAUSE_RUN_TAG, CAUSE_TAG
+from kafka_liveness_dagster.metadata import group_metadata, number, range_table
+from kafka_liveness_dagster.runs.tags import CAUSE_RUN_TAG, CAUSE_TAG, FENCED_TAG, LAG
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.events import GroupEvent
     from kafka_liveness_dagster.sensor.look import GroupLook
@@ -68,19 +70,19 @@ def group_observations(
         f"run {name}": dg.MetadataValue.dagster_run(run.run_id) for name in told if (run := look.run(name)) is not None
     }
     lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
-    quiet = f"group {group_id} is {seen.state.value}: {len(members)} members, lag {lag:,}, {owed:,} offsets owed"
+    quiet = f"group {group_id} is {seen.state.value}: {number(seen.size, 'member')}, lag {lag:,}, {owed:,} offsets owed"
     return [
         dg.AssetObservation(
             topic_key(topic),
             description="; ".join(_all([*map(str, events), *failed])) or quiet,
             metadata={
                 **group_metadata(
-                    group_id, [p for p in seen.partitions if p.topic_partition.topic == topic], len(members), seen.left
+                    group_id, [p for p in seen.partitions if p.topic_partition.topic == topic], seen.size, seen.left
                 ),
                 "state": seen.state.value,
                 "events": dg.MetadataValue.md(_lines(events) or "none"),
                 **({"windows": windows} if windows else {}),
-                **({"external_commits": dg.MetadataValue.md(_lines(look.external))} if look.external else {}),
+                **({"external_commits": dg.MetadataValue.md(_quoted(look.external))} if look.external else {}),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
                 **({"failed": dg.MetadataValue.md(_lines(failed))} if failed else {}),
                 **links,
@@ -94,15 +96,20 @@ def _lines(told: Sequence[object]) -> str:
     return "\n".join(f"- {one}" for one in _all(told))
 
 
+def _quoted(told: Sequence[object]) -> str:
+    """Lines with text of other programs, as code: it renders no link and no HTML."""
+    return "\n".join(f"- `{str(one).replace('`', '')}`" for one in _all(told))
+
+
 def crash_lag_observations(
-    asset: dg.AssetKey, group_id: str, keys: Sequence[str], look: GroupLook
+    instance: dg.DagsterInstance, asset: dg.AssetKey, group_id: str, keys: Sequence[str], look: GroupLook
 ) -> list[dg.AssetObservation]:
-    """Why these partitions of the crash lag asset are there: one for each run that jumped, whose crash it found."""
+    """Why these partitions of the crash lag asset are there: one for each run that jumped, with the cause it had."""
     jumps: dict[str | None, list[str]] = {}
     for key in keys:
         mark = look.partitions[range_of(key).topic_partition].mark
         jumps.setdefault(mark.run if mark else None, []).append(key)
-    return [_jump(asset, group_id, found, look, by) for by, found in jumps.items()]
+    return [_jump(instance, asset, group_id, found, look, by) for by, found in jumps.items()]
 
 
 def untold(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]) -> list[str]:
@@ -120,12 +127,18 @@ def jumped(observation: dg.AssetObservation | None) -> set[str]:
     return set(told.data) if isinstance(told, dg.JsonMetadataValue) and isinstance(told.data, list) else set()
 
 
-def _jump(
-    asset: dg.AssetKey, group_id: str, keys: Sequence[str], look: GroupLook, by: str | None
+def _jump(  # noqa: PLR0917 - one call
+    instance: dg.DagsterInstance,
+    asset: dg.AssetKey,
+    group_id: str,
+    keys: Sequence[str],
+    look: GroupLook,
+    by: str | None,
 ) -> dg.AssetObservation:
     finder = look.run(by)
-    tags = finder.tags if finder else {}
-    cause, crashed = tags.get(CAUSE_TAG, ""), look.run(tags.get(CAUSE_RUN_TAG))
+    # Asked again: Dagster was asked before the broker, and a run says why it left before it joins again
+    tags = (instance.get_run_by_id(finder.run_id) or finder).tags if finder else {}
+    cause, crashed = _cause(tags, by), look.run(tags.get(CAUSE_RUN_TAG))
     owed, alone = [range_of(key) for key in keys], len(keys) == 1
     offsets, these = sum(one.size for one in owed), "this partition is" if alone else "these partitions are"
     return dg.AssetObservation(
@@ -144,6 +157,15 @@ def _jump(
             **({"found_by_run": dg.MetadataValue.dagster_run(finder.run_id)} if finder else {}),
         },
     )
+
+
+def _cause(tags: Mapping[str, str], by: str | None) -> str:
+    """Why a run skipped offsets: another run's end, for which it was started, or its own time out of the group."""
+    away = Away.decode(tags.get(FENCED_TAG, ""))
+    reason = reason_of(away) if away is not None else None
+    own = [f"run {by} {reason.value}"] if reason is not None else []
+    started_by = tags.get(CAUSE_TAG, "")
+    return "; ".join([*([started_by] if started_by and not (own and started_by == LAG) else []), *own])
 
 
 def _all(things: Sequence[object]) -> list[str]:

@@ -18,6 +18,7 @@ from kafka_liveness_dagster.metadata import told
 from kafka_liveness_dagster.runs.tags import (
     CAUSE_RUN_TAG,
     CAUSE_TAG,
+    LAG,
     NO_RETRIES,
     PARTITION_TAG,
     has_committed,
@@ -69,7 +70,7 @@ class RunRequests:
             in_progress = self._in_progress(instance, "live", ghosts)
             wanted = wants(in_progress=in_progress)
         if wanted and not delayed:
-            tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or "lag"}
+            tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or LAG}
             if causes := [gone.run for gone in seen.left if not gone.reason.in_good_order]:
                 tags[CAUSE_RUN_TAG] = causes[0]
             return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""

@@ -220,7 +220,7 @@ class _Watch:
                 ),
                 *windows.events,
                 *crash_lag_observations(
-                    self.crash_lag.key, self.group_id, untold(instance, self.crash_lag.key, keys), look
+                    instance, self.crash_lag.key, self.group_id, untold(instance, self.crash_lag.key, keys), look
                 ),
                 *judged,
             ],

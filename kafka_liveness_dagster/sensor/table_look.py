@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
 from kafka_liveness_dagster.core.ledger import NOTHING_READ, Reading
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class TableLook:
             self.cannot_tell = str(error)
             self._check_spark()
         except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
-            self.cannot_tell = f"Spark says {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            self.cannot_tell = f"Spark says {first_line(error)[:200]}"
             self._check_spark()
             self._forget()
         return None

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.core.batch_sizer import AUTO_CEILING
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.names import name_of_sink
+from kafka_liveness_dagster.core.table_properties import change, in_words, refused_of_new_table
 from kafka_liveness_dagster.kafka.config import refusals
 from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
 from kafka_liveness_dagster.settings import kinds
@@ -84,6 +85,11 @@ class KafkaAssetSettings(Declared):
         if self.sink is not None:
             yield from self._of_a_sink()
         yield from self._of_windows()
+        if found := refused_of_new_table(self.layout):
+            yield (
+                f"asset {self.name} has table_properties of iceberg that batches cannot be written with: "
+                f"{in_words(found)}. Fix: table_properties={{{change(found).replace('=', ': ')}}}, or leave them out"
+            )
         if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
             yield (
                 f"asset {self.name} has one group_instance_id for {self.watch.max_live_runs} live runs: each would put "
@@ -216,6 +222,12 @@ class KafkaResourceSettings(Declared):
     ssl_key_location: kinds.Text | None
     ssl_key_password: kinds.Text | None = Field(repr=False)
     ssl_endpoint_identification_algorithm: Annotated[str, kinds.one_of(HOST_NAME_CHECKS)]
+    sasl_oauthbearer_client_id: kinds.Text | None
+    sasl_oauthbearer_client_secret: kinds.Text | None = Field(repr=False)
+    sasl_oauthbearer_token_endpoint_url: kinds.Text | None
+    sasl_oauthbearer_scope: kinds.Text | None
+    sasl_oauthbearer_extensions: kinds.Text | None
+    https_ca_location: kinds.Text | None
     bootstrap_servers: kinds.Servers
     session_timeout_seconds: kinds.Budget | None
     heartbeat_interval_seconds: kinds.Budget | None
@@ -227,9 +239,9 @@ class KafkaResourceSettings(Declared):
         """What the fields say against each other; what a variable holds is known in a run."""
         yield from refusals(self.extra)
         given = {name: getattr(self, name) for name in NAMES}
-        words = ("security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm")
-        if not any(isinstance(given[name], dg.EnvVar) for name in words):
-            yield from contradictions(given)
+        variables = {name for name, value in given.items() if isinstance(value, dg.EnvVar)}
+        if not variables & {"security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm"}:
+            yield from contradictions(given, variables)
 
 
 class SparkResourceSettings(Declared):
@@ -239,3 +251,4 @@ class SparkResourceSettings(Declared):
 
     remote: kinds.Remote = Field(repr=False)  # it carries the token
     ui_url: kinds.Url | None
+    connect_timeout_seconds: kinds.Budget

@@ -83,8 +83,9 @@ class Batching(Group):
     there is enough data to fill it. Offsets are committed in order all the same. 2 for a table unless set; a ``sink``
     of your own is called with one at a time."""
     on_poison: Literal["raise", "quarantine"] = "raise"
-    """A batch that exceeds its budget comes again at half its size. An offset that exceeds it alone ends the run with
-    its name (``raise``), or is owed like crash lag while the others go on (``quarantine``)."""
+    """A batch that exceeds its budget is retried at half its size; with ``enable_parallel_rebalance`` it becomes crash
+    lag, and the catch-up lane halves it. An offset that exceeds the budget alone ends the run with its name
+    (``raise``), or is owed like crash lag while the others go on (``quarantine``)."""
     on_bad_record: Literal["raise", "dead_letter"] = "raise"
     """A record by which the transform fails ends the run (``raise``); or its batch is halved until such records are
     found, they are kept in the table ``<table>_dead_letters`` and owed like crash lag, and the others go on
@@ -188,7 +189,8 @@ class Maintenance(Group):
     """From so many small files of one partition of the table on they are compacted: rarer, and less is rewritten
     twice. What either lane may still write again is left as it is."""
     max_snapshot_age_seconds: kinds.Seconds = 432_000.0
-    """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there."""
+    """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there. A table with a longer
+    ``history.expire.max-snapshot-age-ms`` keeps them so long, and one with ``gc.enabled=false`` keeps all."""
     max_snapshots: kinds.Count = 1_000
     """Of younger ones those beyond so many, when they are an hour old: each commit writes all of them again."""
     orphan_file_age_seconds: kinds.OrphanAge | None = 259_200.0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
+from kafka_liveness_dagster.core.errors import first_line
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
 from kafka_liveness_dagster.spark.keepers import unreadable
@@ -93,7 +94,7 @@ def compare(
         found = _query(session, table.at(session, snapshot_id), scopes, kafka_options).collect()
     except PySparkException as error:
         raise unreadable(error, table.name) or TableUnreadableError(
-            f"the rows of {table.name} could not be compared with their records ({str(error).splitlines()[0][:300]}): "
+            f"the rows of {table.name} could not be compared with their records ({first_line(error)[:300]}): "
             "when retention deleted records meanwhile, or the snapshot was expired, audit again; else look at Spark's "
             "log"
         ) from error

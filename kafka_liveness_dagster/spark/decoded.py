@@ -13,6 +13,7 @@ from pyspark.sql.avro.functions import from_avro
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.registered import SchemaUnusableError
+from kafka_liveness_dagster.spark.avro import check
 from kafka_liveness_dagster.spark.json_schema import type_of
 from kafka_liveness_dagster.spark.protobuf import reader_of
 
@@ -89,6 +90,7 @@ def _readings(
     payload = F.substring(value, _FRAME + 1, 2**31 - 1)
     if reader.kind == "AVRO":
         for one in schemas.values():
+            check(one)
             yield [one.id], from_avro(payload, one.text, {"avroSchema": reader.text, **FAIL})
     elif reader.kind == "JSON":
         yield [*schemas], F.from_json(payload.cast("string"), type_of(reader), FAIL)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.message import DecodeError
 
+from kafka_liveness_dagster.core.names import printable
 from kafka_liveness_dagster.core.registered import Registered, SchemaUnusableError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _FILE = "schema.proto"
 _GOOGLES = "google/protobuf/"
 _PROTOC_SECONDS = 60.0
+_LETTERS = 300  # of what protoc says, which quotes the schema
 
 
 @functools.lru_cache(maxsize=256)
@@ -84,14 +86,20 @@ def _compiled(schema: Registered) -> FileDescriptorSet:
         (Path(folder) / _FILE).write_text(schema.text, encoding="utf-8")
         out = Path(folder) / "descriptors"
         options = ("-I", folder, "--include_imports", f"--descriptor_set_out={out}", _FILE)
-        protoc = subprocess.run(
-            [sys.executable, "-m", "grpc_tools.protoc", *options],
-            cwd=folder,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=_PROTOC_SECONDS,
-        )
+        try:
+            protoc = subprocess.run(
+                [sys.executable, "-m", "grpc_tools.protoc", *options],
+                cwd=folder,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=_PROTOC_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise SchemaUnusableError(
+                f"schema {schema.id} is a .proto file, and protoc did not compile it in {_PROTOC_SECONDS:.0f} s: "
+                "nothing was written; look at the schema in the registry, and whether this machine is busy"
+            ) from None
         if protoc.returncode:
             raise SchemaUnusableError(_why(schema, protoc.stderr.replace(f"{folder}/", "").strip()))
         return FileDescriptorSet.FromString(out.read_bytes())
@@ -103,5 +111,5 @@ def _why(schema: Registered, said: str) -> str:
             f"schema {schema.id} is a .proto file, and there is no protoc to compile it: nothing was written; "
             "pip install 'kafka-liveness-dagster[registry]'"
         )
-    line = said.splitlines()[0] if said else "it said nothing"
+    line = printable(said.splitlines()[0])[:_LETTERS] if said else "it said nothing"
     return f"schema {schema.id} is none that protoc compiles ({line}): nothing was written; correct it in the registry"

@@ -48,5 +48,17 @@ class StorageError(SparkFailedError):
     """The table's catalog or its store is away, or refuses: what the batch wrote is in the table as a whole or not."""
 
 
+class KafkaSourceError(SparkFailedError):
+    """Spark's Kafka source could not read a batch: no fault of the transform, of a record or of the table.
+
+    Attributes:
+        is_lost: whether the brokers no longer have all records of the batch, or its partition.
+    """
+
+    def __init__(self, message: str, *, is_lost: bool = False) -> None:
+        super().__init__(message)
+        self.is_lost = is_lost
+
+
 class TableUnreadableError(KafkaLivenessError):
     """Spark could not read the table, or its history."""

@@ -16,11 +16,14 @@ from grpc import StatusCode
 from pyspark.errors import PySparkException, PythonException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
-from kafka_liveness_dagster.spark.inside import is_taken, stray
+from kafka_liveness_dagster.hidden_values import is_asked, kind_of
+from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkUnreachableError
+from kafka_liveness_dagster.spark.inside import is_taken, kept, stray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kafka_liveness_dagster.spark.line import Line
 
 
 class Why(Enum):
@@ -59,6 +62,13 @@ _LONGEST = 300
 _TASK = re.compile(r"^Job aborted.*?Lost task .*?\): ", re.DOTALL)
 _STACK = "\n\nJVM stacktrace:"
 _CONVERTS = re.compile(r"^\tat [\w.$]*\bKafkaRecordToRowConverter\b", re.MULTILINE)
+_READS = re.compile(r"org\.apache\.(?:kafka\.(?!clients\.producer\.)|spark\.sql\.kafka010\.)[\w.$]*\Z")
+_LOST = ("KAFKA_DATA_LOSS.", "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED")
+_GONE = ("UnknownTopicOrPartitionException", "UnknownTopicIdException")
+_ENDED = re.compile(  # Spark ends itself when it has no memory left; and so do its executors
+    r"\A(?:\([\w.$]+\) )?(?:\[[\w.]+\] )?(?:Job \d+ cancelled because SparkContext was shut down|"
+    r"Job aborted[^\n]*Lost task [^\n]*\): ExecutorLostFailure)"
+)
 _OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
 _ADDED = re.compile(r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)")  # not of a field in a column
 _RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
@@ -69,6 +79,8 @@ _RAISED = re.compile(  # where Spark Connect names an exception: around it, as i
 
 def in_short(error: PySparkException) -> str:
     """What happened, without how Spark came to it; of a Python function's error its last line."""
+    if is_asked():
+        return kind_of(error)
     lines = _TASK.sub("", str(error).partition(_STACK)[0].strip()).splitlines() or [type(error).__name__]
     line = lines[-1] if isinstance(error, PythonException) else lines[0]
     if line.rstrip().endswith(":") and lines[1:]:
@@ -83,7 +95,8 @@ def is_cancelled(error: BaseException | None) -> bool:
 
 def is_the_servers(error: PySparkException) -> bool:
     """Whether Spark did not fail at this work but is away, or was told to stop: whoever watches the job names it."""
-    return type(error) is SparkConnectGrpcException or is_away(error) or is_anew(error) or is_cancelled(error)
+    known = is_away(error) or is_anew(error) or is_ended(error) or is_cancelled(error)
+    return known or type(error) is SparkConnectGrpcException
 
 
 def is_away(error: BaseException | None) -> bool:
@@ -101,6 +114,45 @@ def is_anew(error: BaseException | None) -> bool:
     return isinstance(error, PySparkException) and error.getCondition() in _NO_SESSION
 
 
+def is_ended(error: BaseException | None) -> bool:
+    """Whether Spark, or an executor of it, ended under the work: out of memory most of the time.
+
+    Its server answers for some seconds after that, and says of all it is asked that its SparkContext is stopped.
+    """
+    if not isinstance(error, PySparkException):
+        return False
+    if any(
+        kind == "java.lang.OutOfMemoryError" or said.startswith("Cannot call methods on a stopped SparkContext")
+        for kind, said in raised(error)
+    ):
+        return True
+    return bool(_ENDED.search(str(error)))
+
+
+def lost(error: PySparkException, line: Line) -> SparkUnreachableError | None:
+    """The error for a batch whose Spark went under it, on this connection; None where Spark is there."""
+    memory = "look at the server's log"
+    if is_ended(error):
+        why = f"it ended, or an executor of it ({in_short(error)})"
+        memory = (
+            "most often it ran out of memory. The server's log has it: raise spark.driver.memory (on a cluster "
+            "spark.executor.memory) in the server's settings, or lower max_poll_records"
+        )
+    elif is_anew(error) and line.is_released:
+        why, memory = "this process ended its session", "leave out `spark.stop()` in the transform, and in a sink"
+    elif is_anew(error):
+        why = "it was started anew, or has ended this session"
+    elif is_away(error):
+        why = "it was not found again in half a minute of trying"
+        memory += ", and for the reason: the system may have killed it for its memory"
+    else:
+        return None
+    return SparkUnreachableError(
+        f"Spark at {line.address} was lost in the middle of a batch: {why}: nothing was committed, and the batch comes "
+        f"again; {memory}"
+    )
+
+
 def is_timestamp(error: PySparkException) -> bool:
     """Whether a record's timestamp is beyond what Spark holds: its Kafka source fails whatever is asked of it.
 
@@ -113,6 +165,26 @@ def is_timestamp(error: PySparkException) -> bool:
 def is_of_source(error: PySparkException) -> bool:
     """Whether Spark's Kafka source refuses its options, which it looks at when it plans: no record's fault."""
     return bool(_OPTIONS.search(str(error)))
+
+
+def is_gone(error: PySparkException) -> bool:
+    """Whether brokers no longer have what Spark's Kafka source was to read: records, a partition, the topic."""
+    is_lost = (error.getCondition() or "").startswith(_LOST)
+    return is_lost or any(_READS.match(kind) and kind.endswith(_GONE) for kind, _ in _read(error))
+
+
+def is_unread(error: PySparkException) -> bool:
+    """Whether Spark's Kafka source failed, or its client: brokers that are away, or refuse."""
+    return any(_READS.match(kind) for kind, _ in _read(error))
+
+
+def _read(error: PySparkException) -> list[tuple[str, str]]:
+    """The exceptions; where one only carries another of Kafka's, that one."""
+    return [
+        (inner, text) if kind.endswith("ExecutionException") and _READS.match(inner) else (kind, said)
+        for kind, said in raised(error)
+        for inner, _, text in [said.partition(": ")]
+    ]
 
 
 def is_missing(error: PySparkException, table: str) -> bool:
@@ -138,7 +210,7 @@ def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
     if row := stray(error):
         raise RowsOutsideBatchError(
             f"the transform gave a row of {row}, which is not in the batch written to {table}: nothing was "
-            "written; keep topic, partition and offset as they are in the batch"
+            f"written; {kept(row)}"
         ) from error
     if is_taken(error):
         return Refusal(Why.TAKEN, str(error))

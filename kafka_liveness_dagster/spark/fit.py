@@ -13,8 +13,8 @@ kafka_liveness_dagster.spark.errors.TableSchemaError: the rows for lake.shop.ord
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import types as t
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringT
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
@@ -37,6 +37,23 @@ _HELD = (
 )  # fmt: skip
 
 
+class Inside(NamedTuple):
+    """A field inside a column: of a struct, also of one that is an element of an array, or a value of a map.
+
+    Attributes:
+        path: the names from the column's on; ``element`` for an array's, ``value`` for a map's.
+        kind: its type in the rows.
+    """
+
+    path: tuple[str, ...]
+    kind: DataType
+
+    @property
+    def name(self) -> str:
+        """The field as SQL names it."""
+        return ".".join(map(quoted, self.path))
+
+
 @dataclass(frozen=True)
 class Fit:
     """What a table and rows do not have in common.
@@ -44,12 +61,24 @@ class Fit:
     Attributes:
         new: columns of the rows that the table lacks.
         lacking: columns of the table that the rows lack; null is written.
-        wider: columns of the rows whose type holds more than the table's, into which Iceberg can turn it.
+        wider: columns, and fields inside columns, whose type in the rows holds more than the table's, into which
+            Iceberg can turn it.
+        added: fields that the rows have inside a column of the table, and the table lacks.
+        incomplete: columns of the rows that lack fields of the table's inside; null is written.
+        after: the table's columns when it has taken the rows.
     """
 
     new: tuple[StructField, ...]
     lacking: tuple[StructField, ...]
-    wider: tuple[StructField, ...] = ()
+    wider: tuple[Inside, ...] = ()
+    added: tuple[Inside, ...] = ()
+    incomplete: frozenset[str] = frozenset()
+    after: StructType = field(default_factory=StructType)
+
+    @property
+    def evolves(self) -> bool:
+        """Return whether the table's schema has to change."""
+        return bool(self.new or self.wider or self.added)
 
 
 def check_rows(frame: DataFrame, of: str) -> None:
@@ -99,14 +128,17 @@ def check_names(names: Iterable[str], of: str, remedy: str) -> None:
         )
 
 
-def check_new(fields: Sequence[StructField], name: str) -> None:
-    """Pass when a table can have these columns.
+def check_new(fields: Sequence[StructField], name: str, inside: Iterable[Inside] = ()) -> None:
+    """Pass when a table can have these columns, and these fields inside of columns.
 
     Raises:
         TableSchemaError: it cannot.
     """
     check_names((field.name for field in fields), f"the rows for {name}", "Name it otherwise in the transform")
     unfit = [what for field in fields for what in _unfit(field, "")]
+    for one in inside:
+        above = "".join(f"{quoted(part)}." for part in one.path[:-1])
+        unfit += _unfit(StructField(one.path[-1], one.kind), above)
     if unfit:
         raise TableSchemaError(
             f"table {name} cannot have {', '.join(unfit)}: nothing was written; CAST it in the transform to a type of "
@@ -119,34 +151,122 @@ def fit(frame: DataFrame, columns: StructType, name: str) -> Fit:
 
     Raises:
         TableSchemaError: a new column cannot be, a column is the same but for its case, or one that is lacking may
-            not be null.
+            not be null; the same of a field inside of a column.
     """
-    rows = frame.schema
-    has, there = set(rows.names), set(columns.names)
-    new = tuple(field for field in rows if field.name not in there)
-    lacking = tuple(field for field in columns if field.name not in has)
+    rows = {field.name: field for field in frame.schema}
+    there = set(columns.names)
+    new = tuple(field for field in rows.values() if field.name not in there)
+    lacking = tuple(field for field in columns if field.name not in rows)
     if twins := _twins([*columns.names, *(field.name for field in new)], frame):
         raise TableSchemaError(
             f"rows and table {name} have columns that differ by case only: {', '.join(twins)}: nothing was written; "
             "give them the table's name in the transform"
         )
-    check_new(new, name)
-    if required := [field.name for field in lacking if not field.nullable]:
+    found = _Found()
+    given = [(field, rows[field.name].dataType if field.name in rows else field.dataType) for field in columns]
+    after = [StructField(f.name, found.grown(f.dataType, kind, (f.name,)), f.nullable) for f, kind in given]
+    check_new(new, name, found.added)
+    if required := [*(field.name for field in lacking if not field.nullable), *found.required]:
         raise TableSchemaError(
             f"rows for {name} lack {', '.join(required)}, which the table requires: nothing was written; "
             "add the columns in the transform or drop NOT NULL"
         )
-    kinds = {field.name: field.dataType for field in columns}
-    return Fit(new, lacking, tuple(f for f in rows if f.name in kinds and _widens(kinds[f.name], f.dataType)))
+    return Fit(
+        new,
+        lacking,
+        tuple(found.wider),
+        tuple(found.added),
+        frozenset(found.incomplete),
+        StructType([*after, *(StructField(field.name, field.dataType) for field in new)]),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is found inside of columns."""
+
+    added: list[Inside] = field(default_factory=list)
+    wider: list[Inside] = field(default_factory=list)
+    required: list[str] = field(default_factory=list)
+    incomplete: set[str] = field(default_factory=set)
+
+    def grown(self, has: DataType, given: DataType, path: tuple[str, ...]) -> DataType:
+        """Return the type of a column, or of a field inside, when the table has taken the rows.
+
+        Types that do not go together stay: Spark refuses the rows, and names them. So do the keys of maps, to which
+        Iceberg adds nothing.
+        """
+        if isinstance(has, StructType) and isinstance(given, StructType):
+            return StructType([*self._kept(has, given, path), *self._added(has, given, path)])
+        if isinstance(has, ArrayType) and isinstance(given, ArrayType):
+            element = self.grown(has.elementType, given.elementType, (*path, "element"))
+            return ArrayType(element, has.containsNull)
+        if isinstance(has, MapType) and isinstance(given, MapType):
+            value = self.grown(has.valueType, given.valueType, (*path, "value"))
+            return MapType(has.keyType, value, has.valueContainsNull)
+        if _widens(has, given):
+            self.wider.append(Inside(path, given))
+            return given
+        return has
+
+    def _kept(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
+        for one in has:
+            inside = (*path, one.name)
+            if (mine := _same(one.name, given)) is not None:
+                yield StructField(one.name, self.grown(one.dataType, mine.dataType, inside), one.nullable)
+                continue
+            self.incomplete.add(path[0])
+            if not one.nullable:
+                self.required.append(".".join(map(quoted, inside)))
+            yield one
+
+    def _added(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
+        for one in given:
+            if _same(one.name, has) is None:
+                self.added.append(Inside((*path, one.name), one.dataType))
+                yield StructField(one.name, one.dataType)
+
+
+def shaped(value: str, given: DataType, wanted: DataType, depth: int = 0) -> str:
+    """Return a value's SQL with the fields of another type, in its order: null for those that the value lacks.
+
+    What the other type lacks is left out, and null where it has too little room. Nothing is converted.
+
+    >>> has, wanted = (StructType([StructField(name, IntegerType()) for name in names]) for names in ("a", "ab"))
+    >>> shaped("`v`", has, wanted)
+    "IF(`v` IS NULL, NULL, named_struct('a', `v`.`a`, 'b', CAST(NULL AS int)))"
+    >>> shaped("`v`", ArrayType(has), ArrayType(has))
+    '`v`'
+    """
+    if _goes_as(given, wanted):
+        return value
+    if isinstance(given, StructType) and isinstance(wanted, StructType):
+        fields = (
+            f"{_literal(one.name)}, "
+            + (
+                f"CAST(NULL AS {sql_type(one.dataType)})"
+                if (mine := _same(one.name, given)) is None
+                else shaped(f"{value}.{quoted(mine.name)}", mine.dataType, one.dataType, depth)
+            )
+            for one in wanted
+        )
+        return f"IF({value} IS NULL, NULL, named_struct({', '.join(fields)}))"
+    part = f"_part{depth}"
+    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
+        return f"transform({value}, {part} -> {shaped(part, given.elementType, wanted.elementType, depth + 1)})"
+    if isinstance(given, MapType) and isinstance(wanted, MapType):
+        inner = shaped(part, given.valueType, wanted.valueType, depth + 1)
+        return f"transform_values({value}, (_key{depth}, {part}) -> {inner})"
+    return f"CAST(NULL AS {sql_type(wanted)})"
 
 
 def as_stored(frame: DataFrame, columns: StructType) -> DataFrame:
     """The rows as a table takes them, to find the one it does not: a value too large, a null where none may be.
 
-    Structs, arrays and maps stay as they are: a CAST would go by position, where Spark's writing goes by name.
+    A CAST of a struct goes by position, where Spark's writing goes by name. So its fields are put in order before.
     """
     there = {field.name: field for field in columns}
-    return frame.selectExpr(*(_stored(field.name, there.get(field.name)) for field in frame.schema))
+    return frame.selectExpr(*(_stored(field, there.get(field.name)) for field in frame.schema))
 
 
 def quoted(name: str) -> str:
@@ -186,15 +306,42 @@ def _twins(names: Iterable[str], frame: DataFrame) -> list[str]:
     return [quoted(name) for name in found]
 
 
-def _stored(name: str, field: StructField | None) -> str:
-    if field is None or isinstance(field.dataType, (StructType, ArrayType, MapType)):
-        return quoted(name)
+def _stored(given: StructField, field: StructField | None) -> str:
+    name = quoted(given.name)
+    if field is None:
+        return name
     kind = sql_type(field.dataType)
-    value = f"CAST({quoted(name)} AS {kind})"
+    value = f"CAST({shaped(name, given.dataType, field.dataType)} AS {kind})"
     if not field.nullable:
-        literal = name.replace("\\", "\\\\").replace("'", "\\'")
-        value = f"coalesce({value}, CAST(raise_error('null in {literal}, which the table requires') AS {kind}))"
-    return f"{value} AS {quoted(name)}"
+        why = _literal(f"null in {given.name}, which the table requires")
+        value = f"coalesce({value}, CAST(raise_error({why}) AS {kind}))"
+    return f"{value} AS {name}"
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _same(name: str, struct: StructType) -> StructField | None:
+    """Return the field that Spark takes for this one when it writes: of the same name, or but for its case.
+
+    Where a session tells case apart, Spark refuses the latter by name.
+    """
+    fields = {field.name: field for field in struct}
+    return fields.get(name) or next((one for one in struct if one.name.lower() == name.lower()), None)
+
+
+def _goes_as(given: DataType, wanted: DataType) -> bool:
+    """Return whether a value has the other type's fields, in its order, and no field that the other has no room for."""
+    if isinstance(given, StructType) and isinstance(wanted, StructType):
+        fields = zip(given, wanted, strict=False)
+        return given.names == wanted.names and all(_goes_as(mine.dataType, its.dataType) for mine, its in fields)
+    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
+        return _goes_as(given.elementType, wanted.elementType)
+    if isinstance(given, MapType) and isinstance(wanted, MapType):
+        return _goes_as(given.valueType, wanted.valueType)
+    return not _widens(wanted, given)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
+from kafka_liveness_dagster.core.errors import first_line
 from kafka_liveness_dagster.core.history import Write
 from kafka_liveness_dagster.core.ledger import Ledger, Snapshot, lineage, read
 from kafka_liveness_dagster.core.ledger_text import since_of
@@ -63,7 +64,7 @@ def history(session: SparkSession, table: IcebergTable) -> History:
             return _history(session, table)
     except PySparkException as error:
         raise unreadable(error, table.name) or TableUnreadableError(
-            f"the snapshots of {table.name} could not be read ({str(error).splitlines()[0][:300]}): nothing is known "
+            f"the snapshots of {table.name} could not be read ({first_line(error)[:300]}): nothing is known "
             "of the table; look at Spark's log"
         ) from error
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Layout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.spark import schema, snapshots
-from kafka_liveness_dagster.spark.counting import count_rows, rows_of
-from kafka_liveness_dagster.spark.errors import SparkFailedError, WriteConflictError
+from kafka_liveness_dagster.spark.counting import rows_of, summed
+from kafka_liveness_dagster.spark.errors import SparkFailedError, TableSchemaError, WriteConflictError
 from kafka_liveness_dagster.spark.failed import Refusal, Why, in_short, is_the_servers, refusal
 from kafka_liveness_dagster.spark.fit import check_new, check_rows, fit
 from kafka_liveness_dagster.spark.inside import inside
@@ -34,15 +34,19 @@ from kafka_liveness_dagster.spark.transformed import Transformed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, Observation, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.spark.counting import RowSums
+    from kafka_liveness_dagster.spark.fit import Fit
     from kafka_liveness_dagster.spark.ledger import TableLedger
     from kafka_liveness_dagster.spark.table import Shape
 
 _PAUSE_SECONDS = 0.5  # before the first of the attempts that follow a lost answer; twice as long before each other
 _WHOLE_FILES_TRIED = 2  # by then another writer has had two chances to put a file there
+_NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
@@ -92,7 +96,8 @@ def write(
 
     Raises:
         RowsMissingError: the table lost what the ledger knows it held.
-        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other.
+        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other; or the table has
+            properties that batches cannot be written with.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
         StorageError: catalog or store is away, or refuses.
@@ -168,6 +173,8 @@ class TableWrite:
     def _refusal(self, error: PySparkException) -> Refusal:
         """Why to begin again; raises what the batch fails with when that cannot help."""
         refused = refusal(error, self.table.name, self.table.quoted)
+        if refused is None and self._is_changed_since(error):
+            refused = Refusal(Why.WRITER, str(error))
         if refused is None:
             if is_the_servers(error):
                 raise error
@@ -202,15 +209,42 @@ class TableWrite:
         condition = error.getCondition() or ""
         if condition.startswith(_DOES_NOT_FIT):
             return self.table.refused(in_short(error))
+        if condition == _NOT_DETERMINISTIC:
+            return TableSchemaError(
+                f"Table {self.table.name} takes no batch of a transform that is not deterministic, such as uuid(), "
+                "where it has to be merged: its write.merge.mode is copy-on-write, the default. Nothing was written. "
+                f"Fix: ALTER TABLE {self.table.name} SET TBLPROPERTIES ('write.merge.mode'='merge-on-read')"
+            )
         if not_kept := unwritten(error, self.table.name, names(self.ranges)):
             return not_kept
         if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
             return unreadable
+        if isinstance(error, AnalysisException) and (replaced := self._is_no_table_now()):
+            return replaced
         return SparkFailedError(
             f"Spark could not write {names(self.ranges)} to {self.table.name} ({in_short(error)}): the table has all "
             "of the batch or nothing, no offset of it was committed, and it comes again; mend the transform or what "
             "the reason names, the server's log has the rest"
         )
+
+    def _is_changed_since(self, error: PySparkException) -> bool:
+        """Return whether rows do not fit because another writer changed the table's columns since the attempt began."""
+        if not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
+            return False
+        self.table.refresh(self.session)
+        now = self.table.shape(self.session)
+        return now is not None and now.columns != self._attempt.columns
+
+    def _is_no_table_now(self) -> TableSchemaError | None:
+        """Return why the table cannot be written any more, when somebody replaced it after the attempt began."""
+        try:
+            self.table.refresh(self.session)
+            self.table.shape(self.session)
+        except TableSchemaError as replaced:
+            return replaced
+        except PySparkException:
+            pass  # the error of the write says more
+        return None
 
 
 @dataclass
@@ -222,12 +256,14 @@ class Attempt:
         cuts: how many attempts before were refused because the ranges cut through files.
         is_taken: whether the table has rows of these offsets, so that they cannot be appended.
         name: what its snapshot is called in its summary.
+        columns: the table's when it began; None while there is no table.
     """
 
     of: TableWrite
     cuts: int = 0
     is_taken: bool = False
     name: str = field(default_factory=lambda: uuid4().hex)
+    columns: StructType | None = field(default=None, init=False)
     _is_new: bool = False
 
     def prepare(self) -> Callable[[], int]:
@@ -235,8 +271,8 @@ class Attempt:
         of = self.of
         table, session, ranges = of.table, of.session, of.ranges
         of.may_go_on()
-        shape = table.shape(session)
-        self._is_new = shape is None
+        shape = table.shape_to_write(session)
+        self._is_new, self.columns = shape is None, None if shape is None else shape.columns
         snapshot_id = None if shape is None else table.snapshot_id(session)
         summary = {"kafka-liveness.ranges": names(ranges)}
         if of.ledger is not None:
@@ -246,17 +282,18 @@ class Attempt:
         of.may_go_on()
         frame = of.make_frame()
         check_rows(frame, f"the rows for {table.name}")
+        table.check_main(session, is_new=shape is None)  # after the transform, which may change settings
         of.may_go_on()
         if shape is None:
             return self._created(frame, summary)
         found = fit(frame, shape.columns, table.name)
-        frame = inside(schema.widened(frame, found.lacking), ranges)
-        written, counted = count_rows(frame)
+        frame = inside(schema.widened(frame, found), ranges)
+        written, counted = summed(frame)
         replaced: tuple[OffsetRange, ...] | None = merged(ranges)
         if self.cuts and snapshot_id is not None:
             of.may_go_on()
-            written, replaced = self._with_survivors(written, snapshot_id, shape)
-        if found.new or found.wider:
+            written, replaced = self._with_survivors(written, snapshot_id, shape, found)
+        if found.evolves:
             schema.rehearse(table, frame, found, shape.columns)
             of.may_go_on()
             schema.evolve(table, session, found)
@@ -291,19 +328,22 @@ class Attempt:
         return of.table.count(of.session, of.ranges)
 
     def _with_survivors(
-        self, written: DataFrame, snapshot_id: int, shape: Shape
+        self, written: DataFrame, snapshot_id: int, shape: Shape, found: Fit
     ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
         """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
 
         None where files may have offsets of several partitions, so that no ranges tell them from others: by the table's
-        partitions, or by those of before, which some of its files still have.
+        partitions, or by those of before, which some of its files still have. None too where a file has no bounds.
         """
         of = self.of
         if self.cuts > _WHOLE_FILES_TRIED or not shape.is_by_kafka_partition:
             return written, None
-        replaced = whole_files(of.ranges, of.table.files(of.session, snapshot_id, of.ranges))
+        if (files := of.table.files(of.session, snapshot_id, of.ranges)) is None:
+            return written, None
+        replaced = whole_files(of.ranges, files)
         for side in layers(without(replaced, of.ranges)):  # apart, so that no new file spans the batch again
             survivors = of.table.at(of.session, snapshot_id).where(condition(side))
+            survivors = schema.in_shape(survivors, found.after)  # a union adds no field to an array's structs
             written = written.unionByName(survivors, allowMissingColumns=True)
         return written, replaced
 
@@ -311,11 +351,12 @@ class Attempt:
         """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
         of = self.of
         check_new(frame.schema.fields, of.table.name)
-        written, counted = count_rows(inside(frame, of.ranges))
+        schema.check_properties(of.table, of.session, of.layout)
+        written, counted = summed(inside(frame, of.ranges))
         schema.create(of.table, written, of.ranges, summary, of.layout)
         schema.keep_sorted(of.table, of.session, of.layout)
         return lambda: self._landed(counted)
 
-    def _landed(self, counted: Observation) -> int:
+    def _landed(self, counted: RowSums) -> int:
         failpoint(Failpoint.AFTER_TABLE_COMMIT)
         return rows_of(counted, self.of.session, self.of.table, self.of.ranges)

@@ -29,7 +29,8 @@ _CAUSED = re.compile(
 
 def inside(frame: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
     """The frame, failing at a row that no replay of the batch would ever replace."""
-    where = "concat_ws(':', `topic`, `partition`, `offset`)"
+    keys = ", ".join(f"coalesce(string(`{name}`), 'null')" for name in ("topic", "partition", "offset"))
+    where = f"concat_ws(':', {keys})"
     return frame.where(
         f"CASE WHEN {within(ranges)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE}', {where})) AS boolean) END"
     )
@@ -73,6 +74,12 @@ def stray(error: PySparkException) -> str:
     """
     said = _raised(error)
     return said.removeprefix(OUTSIDE) if said.startswith(OUTSIDE) else ""
+
+
+def kept(row: str) -> str:
+    """What helps against such a row."""
+    of_nothing = "; an aggregate gives a row of no records, too, unless it has GROUP BY topic, partition and offset"
+    return f"keep topic, partition and offset as they are in the batch{of_nothing if 'null' in row else ''}"
 
 
 def is_taken(error: PySparkException) -> bool:

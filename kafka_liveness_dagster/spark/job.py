@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkUnreachableError
-from kafka_liveness_dagster.spark.failed import is_anew, is_away, is_cancelled
+from kafka_liveness_dagster.core.aside import start
+from kafka_liveness_dagster.spark.errors import SparkCancelledError
+from kafka_liveness_dagster.spark.failed import is_cancelled, lost
 from kafka_liveness_dagster.spark.line import line_of
+from kafka_liveness_dagster.spark.session import active
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,6 +68,7 @@ class SparkJob:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._active = ExitStack()
         self._seen: tuple[str | None, int] = (None, 0)
         self._last_progress_ms = now_ms()
 
@@ -107,8 +110,10 @@ class SparkJob:
             self._cancelled.set()
         if first and entered:
             # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
-            for what in (self._interrupt_until_ended, self._give_up):
-                threading.Thread(target=what, name=self.tag, daemon=True).start()
+            for what in (self._give_up, self._interrupt_until_ended):
+                is_started = start(what, self.tag)
+            if not is_started:  # nobody goes on with it
+                self._interrupt()
         return not entered or self._ended.wait(timeout_seconds)
 
     def __enter__(self) -> Self:
@@ -116,6 +121,7 @@ class SparkJob:
             self.check()
             self._thread = threading.get_ident()
             self._ended.clear()
+        self._active.enter_context(active(self._session))  # what pyspark asks is asked this session, and no other
         self._session.addTag(self.tag)
         self._session.registerProgressHandler(self._progressed)
         self._last_progress_ms = now_ms()
@@ -126,6 +132,7 @@ class SparkJob:
     ) -> None:
         self._session.removeProgressHandler(self._progressed)
         self._session.removeTag(self.tag)
+        self._active.close()
         self._ended.set()
         if is_cancelled(error):
             raise SparkCancelledError(
@@ -135,24 +142,18 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        is_new = is_anew(error)
-        if is_new or is_away(error):
-            why = (
-                ": it was started anew, or has ended this session"
-                if is_new
-                else ", and not found again in half a minute of trying"
-            )
-            raise SparkUnreachableError(
-                f"Spark at {line_of(self._session).address} was lost in the middle of a batch{why}: nothing was "
-                "committed, and the batch comes again; look at the server's log"
-            ) from error
+        if isinstance(error, PySparkException) and (gone := lost(error, line_of(self._session))):
+            raise gone from error
 
     def _interrupt_until_ended(self) -> None:
         """One interrupt is not enough: an operation that was just being sent would not be hit by it."""
         while not (self._ended.is_set() or self.is_given_up):
-            with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
-                self._session.interruptTag(self.tag)
+            self._interrupt()
             self._ended.wait(_INTERRUPT_EVERY_SECONDS)
+
+    def _interrupt(self) -> None:
+        with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
+            self._session.interruptTag(self.tag)
 
     def _give_up(self) -> None:
         """In a thread of its own: an interrupt may wait for an answer too.

@@ -24,6 +24,11 @@ _AWAY = ("RESTException", "ServiceFailureException", "ServiceUnavailableExceptio
 _REFUSES = ("ForbiddenException", "NotAuthorizedException")
 _NO_NAMESPACE = "NoSuchNamespaceException"
 _OF_THE_STORE = "software.amazon.awssdk."
+_OF_FILES = ("java.io.", "java.nio.file.", "org.apache.hadoop.fs.")
+_FILE_ERRORS = ("org.apache.iceberg.exceptions.RuntimeIOException", "org.apache.iceberg.exceptions.NotFoundException")
+_ICEBERG_AT_WORK = "\tat org.apache.iceberg."
+_FULL = ("No space left on device", "Disk quota exceeded", "There is not enough space on the disk")
+_FREE_SPACE = "free space on the disk of spark.local.dir of the Spark server, or lower `max_poll_records`"
 _OPENED_BY = "at org.apache.spark.sql.connector.catalog.Catalogs$.load("
 _NO_CLIENT = "Cannot find constructor for interface org.apache.iceberg.io.FileIO"
 _LONGEST = 300
@@ -47,6 +52,17 @@ def unwritten(error: PySparkException, table: str, ranges: str) -> StorageError 
     )
 
 
+def uncomputed(error: PySparkException, ranges: str) -> StorageError | None:
+    """The error for rows that could not be computed because a disk is full; None for other errors."""
+    found = list(raised(error))
+    if not _is_full(found):
+        return None
+    return StorageError(
+        f"{ranges} could not be processed: a disk that Spark works on is full ({_innermost(found)}): nothing of it was "
+        f"written or committed, and it comes again; {_FREE_SPACE}"
+    )
+
+
 def unreadable(error: PySparkException, table: str) -> TableUnreadableError | None:
     """The error for a look at the table that one of them is to blame for; None when neither is."""
     if (found := _trouble(error, table)) is None:
@@ -59,6 +75,8 @@ def unreadable(error: PySparkException, table: str) -> TableUnreadableError | No
 def _trouble(error: PySparkException, table: str) -> _Trouble | None:
     """What a catalog, or a store that speaks S3, is to blame for: the first of these that is so."""
     found = list(raised(error))
+    is_at_files = any(kind.startswith(_OF_FILES) or kind in _FILE_ERRORS for kind, _ in found)
+    is_of_table = is_at_files and _ICEBERG_AT_WORK in str(error)
     names = {kind.rpartition(".")[2] for kind, _ in found}
     catalog = table.partition(".")[0]
     settings = f"the settings spark.sql.catalog.{catalog}.* of the Spark server"
@@ -69,9 +87,14 @@ def _trouble(error: PySparkException, table: str) -> _Trouble | None:
             f"what landed is replaced then; look whether the catalog is well, and at its address in {settings}",
         ),
         (
-            any(kind.startswith(_OF_THE_STORE) for kind, _ in found),
+            _is_full(found),
+            "its store is full" if is_of_table else "a disk that Spark works on is full",
+            "free space in it" if is_of_table else _FREE_SPACE,
+        ),
+        (
+            any(kind.startswith(_OF_THE_STORE) for kind, _ in found) or is_of_table,
             "its store does not take or give files",
-            f"look whether it answers, and at address, keys and region in {settings}",
+            f"look whether it answers, at its rights and space, and at address, keys and region in {settings}",
         ),
         (
             any(said == _NO_CLIENT for _, said in found),
@@ -101,6 +124,10 @@ def _trouble(error: PySparkException, table: str) -> _Trouble | None:
     )
     said = f" ({_innermost(found) or in_short(error)})"
     return next((_Trouble(what + said, remedy) for is_so, what, remedy in cases if is_so), None)
+
+
+def _is_full(found: list[tuple[str, str]]) -> bool:
+    return any(kind.startswith(_OF_FILES) and said.endswith(_FULL) for kind, said in found)
 
 
 def _innermost(found: list[tuple[str, str]]) -> str:

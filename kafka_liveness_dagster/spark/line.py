@@ -13,16 +13,18 @@ import re
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 import grpc
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
+from pyspark.sql.connect.expressions import LiteralExpression
 
 from kafka_liveness_dagster.spark.apart import apart
 from kafka_liveness_dagster.spark.errors import SparkSilentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
@@ -45,6 +47,17 @@ _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, gr
 _SILENT_SECONDS = 5.0
 
 
+class Sums(Protocol):
+    """A receiver of what Spark sums up while it computes rows."""
+
+    @property
+    def name(self) -> str:
+        """The name of the sums in Spark's plans."""
+
+    def report(self, sums: Mapping[str, Any], /) -> None:
+        """Take the sums of one execution, by name."""
+
+
 class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
     """The connection of one session: a channel builder of pyspark's that listens on its channel."""
 
@@ -56,6 +69,8 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._asked, self._waits_since = 0, 0.0
         self._unheard = False
+        self._sums: WeakValueDictionary[str, Sums] = WeakValueDictionary()
+        self.is_released = False  # this process ended the session, for itself or by `spark.stop()` of a user's
         self.add_interceptor(self)
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
@@ -107,6 +122,10 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
             with self._opening:
                 self._channel.close()
 
+    def report_to(self, sums: Sums) -> None:
+        """Pass on what Spark reports under the name of these sums, as long as somebody holds them."""
+        self._sums[sums.name] = sums
+
     def within(self, seconds: float, what: str) -> AbstractContextManager[None]:
         """Cut the line when the block does not end in so many seconds, whether Spark says something or not.
 
@@ -148,7 +167,8 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
-        limit = _ASIDE.get(details.method.rpartition("/")[2])
+        method = details.method.rpartition("/")[2]
+        limit, self.is_released = _ASIDE.get(method), self.is_released or method == "ReleaseSession"
         with self._waiting(of_work=limit is None):
             asked = details if limit is None else details._replace(timeout=limit)
             answered = apart(lambda: continuation(asked, request))
@@ -177,6 +197,10 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
                 self._heard(None)
             if one is None:
                 return
+            for told in getattr(one, "observed_metrics", ()):
+                if sums := self._sums.get(told.name):
+                    values = map(LiteralExpression._to_value, told.values)  # noqa: SLF001 - as pyspark reads them
+                    sums.report(dict(zip(told.keys, values, strict=True)))
             yield one
 
     @contextmanager

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.table import IcebergTable
 
+GC_ENABLED = "gc.enabled"
 _TRIES = 3
 _MOST_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
 _BY_ARROW = "spark.sql.iceberg.vectorization.enabled"  # keeps something of each file in the server for good (#13937)
@@ -49,6 +50,21 @@ class Figures(NamedTuple):
     snapshots: int
 
 
+class Policy(NamedTuple):
+    """What the table's own properties say about its snapshots and files.
+
+    Attributes:
+        may_delete: whether files may be deleted; False with ``gc.enabled=false``, as other tables may have the same
+            files. Nessie sets it on each of its tables.
+        max_age: seconds for which a snapshot is kept at least.
+        min_snapshots: the number of snapshots that are kept at least.
+    """
+
+    may_delete: bool
+    max_age: float
+    min_snapshots: int
+
+
 @dataclass
 class Maintenance:
     """The upkeep of one table, step by step.
@@ -65,6 +81,15 @@ class Maintenance:
         """As of now."""
         found: Row = self.session.sql(_FIGURES.format(table=self.table.quoted)).collect()[0]
         return Figures(*found)
+
+    def policy(self) -> Policy:
+        """Read what the table's own properties allow."""
+        found = self.table.properties(self.session)
+        return Policy(
+            may_delete=found.get(GC_ENABLED, "true").lower() != "false",
+            max_age=_number(found.get("history.expire.max-snapshot-age-ms")) / 1000,
+            min_snapshots=max(1, _number(found.get("history.expire.min-snapshots-to-keep"))),
+        )
 
     def compact(self, settled: Sequence[OffsetRange], min_files: int) -> Iterator[tuple[int, int]]:
         """Rewrite small files into large ones, in the table's order if it has one; gives files before and after.
@@ -96,6 +121,8 @@ class Maintenance:
     def expire(self, now: float, *, max_age: float, max_snapshots: int) -> None:
         """Drop old snapshots with the files that no other has; those stay that tell what the table holds.
 
+        The table's own ``history.expire`` properties keep more, and never fewer.
+
         Args:
             now: the time, in seconds since 1970.
             max_age: seconds; older ones go,
@@ -104,6 +131,7 @@ class Maintenance:
         current = self.table.current(self.session)
         if current is None:
             return
+        policy = self.policy()
         rows = self.session.sql(_SNAPSHOTS.format(table=self.table.quoted)).collect()
         snapshots = {one: Snapshot(one, parent, since=since_of(one, since)) for one, parent, _, since in rows}
         at = {one: millis / 1000 for one, _, millis, _ in rows}
@@ -112,11 +140,14 @@ class Maintenance:
             sorted(at.values(), reverse=True),
             needed=[at[one] for one in (*found.path, *found.summed_up)],
             now=now,
-            max_age=max_age,
+            max_age=max(max_age, policy.max_age),
             max_snapshots=max_snapshots,
         )
+        if policy.max_age:
+            before = min(before, now - policy.max_age)
         if min(at.values()) < before:
-            self._unless_in_the_way(f"expire_snapshots({{table}}, older_than => {_moment(before)}, retain_last => 1)")
+            kept = f"older_than => {_moment(before)}, retain_last => {policy.min_snapshots}"
+            self._unless_in_the_way(f"expire_snapshots({{table}}, {kept})")
 
     def remove_orphans(self, now: float, *, min_age: float) -> int:
         """Delete what no snapshot has and nobody has written to for so long: of batches that died; gives how many."""
@@ -160,6 +191,11 @@ def _rounds(settled: Sequence[OffsetRange], *, together: bool) -> Iterator[list[
         size = _MOST_RANGES if together else 1
         for start in range(0, len(layer), size):
             yield layer[start : start + size]
+
+
+def _number(text: str | None) -> int:
+    """Read a property that is a number; 0 where nobody set it, or set something else."""
+    return int(text) if text is not None and text.isdecimal() else 0
 
 
 def _moment(seconds: float) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _FRAME = 5  # bytes: zero, and the schema's id
 _LAST = 128  # below it a byte is a number's last
+_LONGEST = 5  # bytes of an index, which has 32 bits
 
 
 class MessageReader:
@@ -44,7 +45,7 @@ class MessageReader:
         if schema not in self.names:
             return None
         try:
-            path, at = indexes(data, _FRAME)
+            path, at = indexes(data, _FRAME, max(map(len, self.names[schema]), default=1))
             name = self.names[schema].get(path)
             found = self._message().FromString(bytes(data[at:])) if name == self.wanted else None
         except Exception as error:  # noqa: BLE001 - of the Protobuf that is there
@@ -70,13 +71,15 @@ class MessageReader:
         return self._class
 
 
-def indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """By which indexes the message is named, and where it begins.
+def indexes(data: bytes, at: int, deepest: int) -> tuple[tuple[int, ...], int]:
+    """By which indexes the message is named, and where it begins; ``deepest`` are the indexes that a message may have.
 
-    >>> indexes(bytes([0, 8, 1]), 0), indexes(bytes([4, 2, 0, 8, 1]), 0)
+    >>> indexes(bytes([0, 8, 1]), 0, 1), indexes(bytes([4, 2, 0, 8, 1]), 0, 2)
     (((0,), 1), ((1, 0), 3))
     """
     count, at = _number(data, at)
+    if not 0 <= count <= deepest:
+        raise ValueError(f"its message index has {count} numbers, and messages of this schema have {deepest} at most")
     path = []
     for _ in range(count):
         index, at = _number(data, at)
@@ -86,12 +89,12 @@ def indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """A number with its sign in the last bit, in bytes of which all but the last are above 127."""
-    found = shift = 0
-    while True:
-        byte = data[at]
-        found, shift, at = found | (byte % _LAST) << shift, shift + 7, at + 1
+    found = 0
+    for shift, byte in enumerate(data[at : at + _LONGEST]):
+        found |= (byte % _LAST) << 7 * shift
         if byte < _LAST:
-            return (found >> 1) ^ -(found & 1), at
+            return (found >> 1) ^ -(found & 1), at + shift + 1
+    raise ValueError("its message index does not end")
 
 
 def value_of(value: Any, kind: str, told: Any) -> Any:

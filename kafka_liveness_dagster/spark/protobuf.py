@@ -32,6 +32,7 @@ from kafka_liveness_dagster.core.registered import Registered, SchemaUnusableErr
 from kafka_liveness_dagster.spark import messages
 from kafka_liveness_dagster.spark.descriptors import files_of, messages_of
 from kafka_liveness_dagster.spark.messages import MessageReader
+from kafka_liveness_dagster.spark.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ def reader_of(
     files, pool = files_of(reader), DescriptorPool()
     for file in files.file:
         pool.Add(file)
-    kind, how = _struct(pool.FindMessageTypeByName(wanted), ())
+    kind, how = _struct(pool.FindMessageTypeByName(wanted), (), Room(reader))
     written = {one.id: messages_of(one) for one in written_by}
     read: Callable[[Column], Column] = F.udf(returnType=kind, useArrow=False)(
         MessageReader(files.SerializeToString(), wanted, written, how)
@@ -84,33 +85,34 @@ def reader_of(
     return read
 
 
-def _struct(message: Descriptor, within: tuple[str, ...]) -> tuple[DataType, How]:
+def _struct(message: Descriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, How]:
     fields, above = [], (*within, message.full_name)
     how = []
     for field in message.fields:
-        kind, shape, of_one = _field(field, above)
+        with room.field():
+            kind, shape, of_one = _field(field, above, room)
         fields.append(StructField(field.name, kind))
         how.append((field.name, shape, of_one))
     return StructType(fields), ("struct", how)
 
 
-def _field(field: FieldDescriptor, within: tuple[str, ...]) -> tuple[DataType, str, Any]:
+def _field(field: FieldDescriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, str, Any]:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        key, value = (_one(part, within) for part in field.message_type.fields)
+        key, value = (_one(part, within, room) for part in field.message_type.fields)
         return MapType(key[0], value[0]), "map", (key[1], value[1])
-    kind, how = _one(field, within)
+    kind, how = _one(field, within, room)
     if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:  # since Protobuf 7
         return ArrayType(kind), "list", how
     return kind, "optional" if field.has_presence else "always", how
 
 
-def _one(field: FieldDescriptor, within: tuple[str, ...]) -> tuple[DataType, How]:
+def _one(field: FieldDescriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, How]:
     if (message := field.message_type) is not None:
         if message.full_name == _TIMESTAMP:
             return TimestampType(), ("timestamp", None)
         if _is_endless(message, within):
             return StringType(), ("json", None)
-        return _struct(message, within)
+        return _struct(message, within, room)
     if field.type == FieldDescriptor.TYPE_BYTES:
         return BinaryType(), _AS_IT_IS
     if field.enum_type is not None:

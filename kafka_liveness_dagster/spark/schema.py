@@ -11,40 +11,22 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.functions import partitioning
-from pyspark.sql.types import StructField, StructType
 
 from kafka_liveness_dagster.core.layout import DEFAULT, Field, Layout, field
+from kafka_liveness_dagster.core.table_properties import change, in_words, of_new_table, refused_of_new_table
+from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.failed import in_short, is_added_meanwhile, is_the_servers
-from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, sql_type
+from kafka_liveness_dagster.spark.fit import as_stored, column, quoted, shaped, sql_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.fit import Fit
     from kafka_liveness_dagster.spark.table import IcebergTable
-
-_PROPERTIES = {
-    "format-version": "2",
-    "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
-    "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
-    # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
-    "write.parquet.page-row-limit": "5000",
-    "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
-    "write.metadata.previous-versions-max": "20",
-    "write.metadata.compression-codec": "gzip",  # each commit writes all snapshots' summaries again
-    "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
-}
-_MERGED = {  # where batches are merged: see ``spark.snapshots``
-    "write.merge.mode": "merge-on-read",  # what is replaced is marked; copy-on-write reads whole files into a full join
-    "write.merge.isolation-level": "serializable",
-    "write.merge.distribution-mode": "none",
-    "write.metadata.metrics.column.topic": "full",  # what no partition says of a file, its bounds say
-    "write.metadata.metrics.column.partition": "full",
-}
-
 
 _MOST_OPEN_FILES = 64
 """Of a task. Each has buffers of its own: 1,000 in two tasks were more than a Spark server of 1 GB had."""
@@ -64,7 +46,7 @@ def create(
     creating = writer.writeTo(table.quoted).using("iceberg")
     if fields := [_partitioned(field(text)) for text in layout.partition_by]:
         creating = creating.partitionedBy(*fields)
-    for key, value in _properties(layout).items():
+    for key, value in of_new_table(layout).items():
         creating = creating.tableProperty(key, value)
     try:
         fans_out = layout.is_by_kafka_partition and may_fan_out(ranges)
@@ -74,18 +56,32 @@ def create(
         raise
 
 
+def check_properties(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
+    """Pass if later batches can be written to a table that is created with these properties and the catalog's.
+
+    A catalog's defaults come before ours, and its overrides after all others. Those that a REST catalog's server sets
+    by itself are seen in the table only, before the second batch.
+
+    Raises:
+        TableSchemaError: they cannot; the table was not created.
+    """
+    catalog = f"spark.sql.catalog.{table.name.partition('.')[0]}."
+    settings = {row["key"]: row["value"] for row in session.sql("SET").collect()}
+    default, override = (
+        {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
+        for prefix in (f"{catalog}table-default.", f"{catalog}table-override.")
+    )
+    if found := refused_of_new_table(layout, default, override):
+        raise TableSchemaError(
+            f"Table {table.name} would have properties that batches cannot be written with: {in_words(found)}. It was "
+            f"not created. Fix: set {change(found)} in table_properties, or in {catalog}table-override if it is there"
+        )
+
+
 def keep_sorted(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
     """Tell a new table how those who write to it are to sort: it is not told when it is created."""
     if layout.sort_by:
         session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
-
-
-def _properties(layout: Layout) -> dict[str, str]:
-    """What a new table is told, the user's own words last."""
-    told = dict(_PROPERTIES)
-    if layout.snapshots == "append" or not layout.is_by_kafka_partition:
-        told |= _MERGED
-    return told | dict(layout.table_properties)
 
 
 def _partitioned(by: Field) -> Column:
@@ -94,15 +90,29 @@ def _partitioned(by: Field) -> Column:
     return getattr(partitioning, by.transform)(by.column) if by.transform else F.col(by.column)
 
 
-def widened(frame: DataFrame, lacking: Iterable[StructField]) -> DataFrame:
-    """The frame with columns it lacks, as null."""
-    return frame.selectExpr("*", *(f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in lacking))
+def widened(frame: DataFrame, found: Fit) -> DataFrame:
+    """The frame with columns it lacks, and fields it lacks inside of columns, as null."""
+    added = (f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in found.lacking)
+    if not found.incomplete:
+        return frame.selectExpr("*", *added)
+    return in_shape(frame, found.after, found.incomplete).selectExpr("*", *added)
+
+
+def in_shape(frame: DataFrame, columns: StructType, names: Collection[str] | None = None) -> DataFrame:
+    """The frame, whose columns have the same fields inside as those of a table; the ones of these names, or all."""
+    kinds = {one.name: one.dataType for one in columns if names is None or one.name in names}
+    return frame.selectExpr(
+        *(
+            f"{shaped(quoted(one.name), one.dataType, kinds.get(one.name, one.dataType))} AS {quoted(one.name)}"
+            for one in frame.schema
+        )
+    )
 
 
 def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructType) -> None:
     """Find out what could refuse rows for which the schema has to change: that is not part of the rows' commit.
 
-    So Spark is asked whether the other columns can be written, and computes the rows once for nothing: one that no
+    So Spark is asked whether the rest can be written, and computes the rows once for nothing: one that no
     batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it knows.
 
     Args:
@@ -115,32 +125,26 @@ def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructT
         TableSchemaError: the table cannot take the rows.
         pyspark.errors.PySparkException: a row failed.
     """
-    added, wider = {field.name for field in found.new}, {field.name: field.dataType for field in found.wider}
-    kinds = {field.name: field.dataType for field in columns}
-    known = frame.selectExpr(
-        *(
-            f"CAST(NULL AS {sql_type(kinds[name])}) {quoted(name)}" if name in wider else quoted(name)
-            for name in frame.columns
-            if name not in added
-        )
-    )
+    known = in_shape(frame.drop(*(F.col(quoted(one.name)) for one in found.new)), columns)
     sql = f"EXPLAIN INSERT INTO {table.quoted} BY NAME SELECT * FROM {{rows}}"
     plan = frame.sparkSession.sql(sql, rows=known).collect()
     if len(plan) > 1 and plan[0][0].startswith("Error") and not is_added_meanwhile(plan[1][0]):
-        raise table.refused(plan[1][0])
-    then = StructType([StructField(f.name, wider.get(f.name, f.dataType), f.nullable) for f in columns])
-    as_stored(frame, then).write.format("noop").mode("overwrite").save()
+        now = table.shape(frame.sparkSession)
+        if now is not None and now.columns == columns:  # else another writer changed the table: the commit is refused
+            raise table.refused(plan[1][0])
+    as_stored(frame, found.after).write.format("noop").mode("overwrite").save()
 
 
 def evolve(table: IcebergTable, session: SparkSession, found: Fit) -> None:
-    """Add columns, and widen others; a metadata commit each, which no row has to be written again for.
+    """Add columns, and fields inside of columns, and widen others; a metadata commit each, which rewrites no row.
 
     Raises:
         TableSchemaError: the table cannot have them.
         pyspark.errors.PySparkException: somebody else added one of them meanwhile.
     """
-    changes = [f"ADD COLUMNS ({', '.join(map(column, found.new))})"] if found.new else []
-    changes += [f"ALTER COLUMN {quoted(field.name)} TYPE {sql_type(field.dataType)}" for field in found.wider]
+    added = [*map(column, found.new), *(f"{one.name} {sql_type(one.kind)}" for one in found.added)]
+    changes = [f"ADD COLUMNS ({', '.join(added)})"] if added else []
+    changes += [f"ALTER COLUMN {one.name} TYPE {sql_type(one.kind)}" for one in found.wider]
     try:
         for change in changes:
             session.sql(f"ALTER TABLE {table.quoted} {change}")

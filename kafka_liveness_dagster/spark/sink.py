@@ -162,7 +162,7 @@ class SinkWrite:
         from kafka_liveness_dagster.failpoints import Failpoint, failpoint  # noqa: PLC0415
         from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
         from kafka_liveness_dagster.spark.iceberg import Written  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.inside import stray  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.inside import kept, stray  # noqa: PLC0415
         from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
 
         try:
@@ -171,7 +171,7 @@ class SinkWrite:
             if row := stray(error):
                 raise RowsOutsideBatchError(
                     f"the transform gave a row of {row}, which is not in the batch {names(self.ranges)} for "
-                    f"{name_of_sink(self.sink)}: keep topic, partition and offset as they are in the batch"
+                    f"{name_of_sink(self.sink)}: {kept(row)}"
                 ) from error
             if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
                 raise unreadable from error

@@ -12,18 +12,21 @@ kafka_liveness_dagster.core.errors.InvalidSettingError: 'orders' is not a table:
 from __future__ import annotations
 
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.table_properties import change, in_words, needed_bounds, refused
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.failed import NOT_FOUND, is_missing
-from kafka_liveness_dagster.spark.fit import KEY, check_key, check_names
+from kafka_liveness_dagster.spark.fit import check_key, check_names
 from kafka_liveness_dagster.spark.ranges import condition
 
 if TYPE_CHECKING:
@@ -35,7 +38,11 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 _INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|position_deletes")
 _PLANNED = re.compile(r"\bsnapshotId=(\d+)\b")
-_COLUMNS_WITH_METRICS = 100  # Iceberg's write.metadata.metrics.max-inferred-column-defaults
+_CHECK_EVERY_SECONDS = 60.0
+_checked: WeakKeyDictionary[SparkSession, dict[str, float]] = WeakKeyDictionary()  # until when, by table
+_VIEW = "a view"
+_ASIDE = ("spark.wap.branch", "spark.wap.id")
+_MAY_BE_PUT_ASIDE = "write.wap.enabled"
 _NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
 
 
@@ -77,8 +84,8 @@ class IcebergTable:
         """What the table looks like, or None when there is no such table yet.
 
         Raises:
-            TableSchemaError: the table lacks topic, partition or offset, or statistics of them, or has a column with
-                a name of Iceberg's; it is a view, a branch, or of another format; or there is no such catalog.
+            TableSchemaError: the table lacks topic, partition or offset, or has a column with a name of Iceberg's; it
+                is a view, a branch, or of another format; or there is no such catalog.
         """
         try:
             self._check_whole(session)
@@ -94,18 +101,65 @@ class IcebergTable:
                 raise
             if is_missing(error, self.quoted) or (kind := self._kind(session)) is None:
                 return None
-            raise TableSchemaError(
-                f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
-                "or write with a sink of your own"
-            ) from error
+            raise self._is_no_table(kind) from error
         columns = StructType(schema.fields[:-1])
+        if "_partition" in columns.names and (kind := self._kind(session)) == _VIEW:
+            raise self._is_no_table(kind)  # one of a table with Iceberg's own columns
         check_key(columns, f"table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
         check_names(columns.names, f"columns of table {self.name}", remedy)
-        shape = Shape(columns, _is_by_kafka_partition(schema.fields[-1]))
-        if not shape.is_by_kafka_partition:
-            self._check_bounds(session, columns)
+        return Shape(columns, _is_by_kafka_partition(schema.fields[-1]))
+
+    def shape_to_write(self, session: SparkSession) -> Shape | None:
+        """Return what ``shape`` does, of a table that batches can be written to.
+
+        Its properties are read once a minute at most: files that somebody writes with others meanwhile are merged.
+
+        Raises:
+            TableSchemaError: as ``shape``; or the table has properties with which Iceberg or Spark would refuse a later
+                batch, or let two writers of the same offsets commit.
+        """
+        shape, checked = self.shape(session), _checked.setdefault(session, {})
+        if shape is None or time.monotonic() < checked.get(self.name, 0.0):
+            return shape
+        bounds = needed_bounds(is_by_kafka_partition=shape.is_by_kafka_partition)
+        if found := [*refused(self.properties(session), bounds, shape.columns.names)]:
+            raise TableSchemaError(
+                f"Table {self.name} has properties that batches cannot be written with: {in_words(found)}. Nothing was "
+                f"written. Fix: ALTER TABLE {self.name} SET TBLPROPERTIES ({change(found)})"
+            )
+        checked[self.name] = time.monotonic() + _CHECK_EVERY_SECONDS
         return shape
+
+    def check_main(self, session: SparkSession, *, is_new: bool = False) -> None:
+        """Pass if a write goes to the main branch, where readers find its rows.
+
+        With the table's ``write.wap.enabled`` and a setting of the session, Iceberg writes to another branch, or stages
+        the rows, and reports success. One request; the table is queried only where the session has such a setting.
+
+        Args:
+            session: the session that writes.
+            is_new: the table does not exist yet. Its catalog may give it any property.
+
+        Raises:
+            TableSchemaError: it does not.
+        """
+        told = session.client.get_config_with_defaults(*((name, None) for name in _ASIDE))
+        settings = " and ".join(f"{name}={value!r}" for name, value in zip(_ASIDE, told, strict=True) if value)
+        if not settings:
+            return
+        of_the_server = "remove the setting from the Spark server and from the transform"
+        if is_new:
+            raise TableSchemaError(
+                f"Table {self.name} does not exist, and {settings} may put its rows aside: its catalog may create it "
+                f"with {_MAY_BE_PUT_ASIDE}. Nothing was written. Fix: {of_the_server}, or create the table before."
+            )
+        if self.properties(session).get(_MAY_BE_PUT_ASIDE, "").lower() == "true":
+            raise TableSchemaError(
+                f"Table {self.name} would stay without the rows: {settings} and the table's {_MAY_BE_PUT_ASIDE}=true "
+                f"put them aside, for an audit. Nothing was written. Fix: {of_the_server}; or "
+                f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_MAY_BE_PUT_ASIDE}')"
+            )
 
     def refused(self, why: str) -> TableSchemaError:
         """The error for rows of types that the table does not take."""
@@ -145,6 +199,10 @@ class IcebergTable:
         """What Spark tells of it, by name; a column of such a name comes before, and is not told. No job is run."""
         return {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {self.quoted}").collect()}
 
+    def properties(self, session: SparkSession) -> dict[str, str]:
+        """Read its table properties, by name."""
+        return {row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()}
+
     def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
         """The rows as they were at a snapshot."""
         return session.sql(f"SELECT * FROM {self.quoted} VERSION AS OF {snapshot_id}")
@@ -153,11 +211,10 @@ class IcebergTable:
         """How many rows the table has of these offsets."""
         return int(session.table(self.quoted).where(condition(ranges)).count())
 
-    def files(self, session: SparkSession, snapshot_id: int, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    def files(self, session: SparkSession, snapshot_id: int, ranges: Iterable[OffsetRange]) -> list[OffsetRange] | None:
         """First to last offset of each data file that a snapshot has in the partitions of ``ranges``.
 
-        Raises:
-            TableSchemaError: a file was written without statistics of its offsets.
+        None if a file has no bounds of its offsets: another writer's, in Avro or with other properties.
         """
         partitions = sorted({part.topic_partition for part in ranges})
         one_of = " OR ".join(f"(p.topic = '{at.topic}' AND p.partition = {at.partition})" for at in partitions)
@@ -167,11 +224,7 @@ class IcebergTable:
             f"VERSION AS OF {snapshot_id}) WHERE content = 0 AND ({one_of})"
         ).collect()
         if any(row["lower_bound"] is None or row["upper_bound"] is None for row in found):
-            raise TableSchemaError(
-                f"table {self.name} has files without statistics of their offsets, and this batch cuts through "
-                "one of its files: nothing was written; set write.metadata.metrics.column.offset=full on the table "
-                "and rewrite its data files"
-            )
+            return None
         return [OffsetRange(topic, partition, first, last + 1) for topic, partition, first, last in found]
 
     def _check_whole(self, session: SparkSession) -> None:
@@ -183,6 +236,12 @@ class IcebergTable:
                 "batches go to the table's main branch, so name the table itself"
             )
 
+    def _is_no_table(self, kind: str) -> TableSchemaError:
+        return TableSchemaError(
+            f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
+            "or write with a sink of your own"
+        )
+
     def _kind(self, session: SparkSession) -> str | None:
         """What it is instead of an Iceberg table; None when it is not there."""
         try:
@@ -191,29 +250,7 @@ class IcebergTable:
             if error.getCondition() == NOT_FOUND:
                 return None
             raise
-        return "a view" if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
-
-    def _check_bounds(self, session: SparkSession, columns: StructType) -> None:
-        """Where no partition tells whose offsets a file has, Iceberg decides conflicts by the file's statistics."""
-        told = {row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()}
-        default = told.get("write.metadata.metrics.default")
-        without = [
-            name
-            for name in KEY
-            if (
-                told.get(f"write.metadata.metrics.column.{name}")
-                or default
-                or ("full" if columns.names.index(name) < _COLUMNS_WITH_METRICS else "none")
-            )
-            in {"none", "counts"}
-        ]
-        if without:
-            settings = ", ".join(f"'write.metadata.metrics.column.{name}'='full'" for name in without)
-            raise TableSchemaError(
-                f"table {self.name} is not partitioned by (topic, partition), and keeps no statistics of "
-                f"{', '.join(without)} in its files, by which two writers of the same offsets are told: nothing was "
-                f"written; ALTER TABLE {self.name} SET TBLPROPERTIES ({settings})"
-            )
+        return _VIEW if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
 
 
 def _is_by_kafka_partition(partition: StructField) -> bool:

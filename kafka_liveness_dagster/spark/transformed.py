@@ -12,15 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.bad_records import halves
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.spark.counting import observed
-from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
-from kafka_liveness_dagster.spark.failed import in_short, is_of_source, is_the_servers, is_timestamp
+from kafka_liveness_dagster.hidden_values import is_asked, kind_of
+from kafka_liveness_dagster.spark.counting import RowSums, summed
+from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError, TransformError, UnreadableRecordError
+from kafka_liveness_dagster.spark.failed import in_short, is_gone, is_of_source, is_the_servers, is_timestamp, is_unread
+from kafka_liveness_dagster.spark.keepers import uncomputed
+from kafka_liveness_dagster.spark.line import line_of
 from kafka_liveness_dagster.spark.session import active
 from kafka_liveness_dagster.spark.source import read
 
@@ -33,8 +36,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
 
 _A_METHOD = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
-_WEIGHT = ("count(1) AS records", "sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes")
+_WEIGHT = ("sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes",)
 _AGE = ("min(unix_millis(`timestamp`)) AS oldest",)
+_OBSERVED_TWICE = "dict() got multiple values for keyword argument"
 _QUARTER = 900  # seconds: windows of time begin at quarters of an hour, in whatever time zone
 _LAST_MS = (2**63 - 1) // 1000
 """Spark counts microseconds: a later timestamp, of the year 294247, overflows."""
@@ -60,7 +64,7 @@ class Transformed:
     let_pass: tuple[type[Exception], ...] = ()
     weighs: bool = False
     dates: bool = False
-    _observed: list[Observation] = field(default_factory=list)
+    _sums: list[RowSums] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
         """Call the transform.
@@ -68,12 +72,12 @@ class Transformed:
         Raises:
             TransformError: it raised, or gave something else than rows of this session.
             UnreadableRecordError: it looked at records of which Spark cannot read one.
-            SparkFailedError: the server cannot read from Kafka.
+            KafkaSourceError: the server cannot read from Kafka.
         """
         batch = self._read(self.ranges)
         if wanted := [*(_WEIGHT if self.weighs else ()), *(_AGE if self.dates else ())]:
-            self._observed[:] = [Observation()]
-            batch = observed(batch, self._observed[0], *map(F.expr, wanted))
+            batch, sums = summed(batch, *map(F.expr, wanted))
+            self._sums[:] = [sums]
         return self._of(batch)
 
     def only(self, ranges: Sequence[OffsetRange]) -> Transformed:
@@ -109,39 +113,47 @@ class Transformed:
 
     def _of(self, batch: DataFrame) -> DataFrame:
         try:
-            with active(self.session):
-                rows = self.transform(batch)
-            if isinstance(rows, DataFrame):
-                _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
+            rows = self._called(batch)
         except Exception as error:
             if isinstance(error, (KafkaLivenessError, *self.let_pass)):
                 raise
+            if line_of(self.session).is_released:
+                raise self._stopped() from error
             if isinstance(error, PySparkException):
-                if is_the_servers(error):
-                    raise
-                self._check_source(batch)
-                if unreadable := self.unreadable(error):  # met by a look that the transform took itself
-                    raise unreadable from error
-            remedy = (
-                "the column is batch['offset']: batch.offset is a method of DataFrame"
-                if _is_method(error, self.transform)
-                else "mend the transform; the batch comes again"
-            )
-            raise self._refused(f"raised {_named(error)}", remedy) from error
+                self._check_whose(error, batch)  # met by a query of the transform itself
+            raise self._refused(f"raised {_named(error)}", _remedy(error, self.transform)) from error
         if not isinstance(rows, DataFrame):
             raise self._refused(f"returned {_kind(rows)} instead of a DataFrame", _hint(rows))
         if rows.sparkSession is not self.session:
             raise self._refused("returned a DataFrame of another Spark session", "make it of the batch it is given")
         return rows
 
+    def _called(self, batch: DataFrame) -> Any:
+        with active(self.session):
+            rows = self.transform(batch)
+        if line_of(self.session).is_released:
+            raise self._stopped()
+        if isinstance(rows, DataFrame):
+            _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
+            _ = rows._plan.observations  # noqa: SLF001 - the write would raise what it raises, and name no batch
+        return rows
+
     def mean_bytes(self) -> float | None:
         """Key and value of a record, in bytes; None while none was read, or where they are not weighed."""
-        told = self._told
-        return told["bytes"] / told["records"] if told.get("records") and self.weighs else None
+        sums = self._read_sums
+        return sums.get("bytes") / sums.rows_read if sums and sums.rows_read and self.weighs else None
 
     def oldest_ms(self) -> int | None:
-        """The oldest timestamp of its records, since the epoch, when they were read; None where Spark does not say."""
-        return self._told.get("oldest")
+        """The oldest timestamp of its records, since the epoch; None where an older one may be among them.
+
+        Spark reads fewer records than there are offsets where the transform takes a part of them, as by a LIMIT; and
+        where some offsets have no record, as in a topic with transactions or a compacted one.
+        """
+        sums = self._read_sums
+        if sums is None or sums.rows_read < sum(r.size for r in self.ranges):
+            return None
+        oldest: int | None = sums.get("oldest")
+        return oldest
 
     def counted_by_time(self, since: float, until: float) -> list[tuple[str, int, float, int]]:
         """How many records have a timestamp from ``since`` to before ``until``, in seconds; reads the batch again.
@@ -157,16 +169,22 @@ class Transformed:
         return [(row["topic"], row["partition"], row["quarter"] * float(_QUARTER), row["count"]) for row in counted]
 
     @property
-    def _told(self) -> Mapping[str, Any]:
-        return self._observed[0].get if self._observed else {}
+    def _read_sums(self) -> RowSums | None:
+        return self._sums[0] if self._sums else None
 
-    def unreadable(self, error: PySparkException) -> UnreadableRecordError | SparkFailedError | None:
-        """Why Spark's Kafka source failed: a record, by name, or its options; None for other errors.
+    def unreadable(self, error: PySparkException) -> UnreadableRecordError | KafkaSourceError | StorageError | None:
+        """Why it is no fault of the transform's: a record by name, the source, or a disk; None for other errors.
 
         Reads the batch again to find the record.
         """
         if is_of_source(error):
             return self._no_source(error)
+        if is_gone(error):
+            return self._gone(error)
+        if is_unread(error):
+            return self._unread(error)
+        if full := uncomputed(error, listed(self.ranges, most=1)):
+            return full
         if not is_timestamp(error):
             return None
         where: Sequence[OffsetRange] = self.ranges
@@ -191,15 +209,39 @@ class Transformed:
             raise
         return False
 
-    def _check_source(self, batch: DataFrame) -> None:
-        """Whether the batch itself was the problem."""
+    def _check_whose(self, error: PySparkException, batch: DataFrame) -> None:
+        """Raise what is no fault of the transform's: the batch itself may be the problem."""
+        if is_the_servers(error):
+            raise error
+        if unreadable := self.unreadable(error):
+            raise unreadable from error
         try:
             _ = batch.schema
-        except PySparkException as error:
-            raise self._no_source(error) from error
+        except PySparkException as of_batch:
+            raise self._no_source(of_batch) from of_batch
 
-    def _no_source(self, error: PySparkException) -> SparkFailedError:
-        return SparkFailedError(
+    def _gone(self, error: PySparkException) -> KafkaSourceError:
+        is_topic = not (error.getCondition() or "").startswith("KAFKA_DATA_LOSS")
+        what = "their topic or partition is no longer there" if is_topic else "the broker deleted records of them"
+        return KafkaSourceError(
+            f"Spark could not read {listed(self.ranges, most=1)}: {what} since they were planned "
+            f"({in_short(error)}): nothing of the batch was written or committed; raise the topic's retention",
+            is_lost=True,
+        )
+
+    def _unread(self, error: PySparkException) -> KafkaSourceError:
+        servers = self.options.get("kafka.bootstrap.servers")
+        return KafkaSourceError(
+            f"the Spark server got no answer, or a refusal, from Kafka at {servers} for {listed(self.ranges, most=1)} "
+            f"({in_short(error)}): nothing of the batch was written or committed, and it comes again; the brokers' "
+            "advertised.listeners have to be reached from Spark's machines too, and the login needs READ on the topic"
+        )
+
+    def _stopped(self) -> TransformError:
+        return self._refused("stopped the Spark session of its batch", "leave out `spark.stop()`: the run ends it")
+
+    def _no_source(self, error: PySparkException) -> KafkaSourceError:
+        return KafkaSourceError(
             f"the Spark server cannot read from Kafka ({in_short(error)}): nothing was read or written; it needs "
             "Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and options of the "
             "Kafka resource that this one knows"
@@ -212,6 +254,17 @@ class Transformed:
         )
 
 
+def _remedy(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> str:
+    if _is_method(error, transform):
+        return "the column is batch['offset']: batch.offset is a method of DataFrame"
+    if isinstance(error, TypeError) and _OBSERVED_TWICE in str(error):
+        return (
+            "where an Observation is in a frame that is used twice PySpark fails (SPARK-56322): observe by a name, "
+            "frame.observe('name', ...), or after the union or join"
+        )
+    return "mend the transform; the batch comes again"
+
+
 def _is_method(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> bool:
     """Whether a method was taken for a column: of a batch's columns ``offset`` alone is the name of one, too."""
     names = getattr(getattr(transform, "__code__", None), "co_names", ())
@@ -219,6 +272,8 @@ def _is_method(error: Exception, transform: Callable[[DataFrame], DataFrame]) ->
 
 
 def _named(error: Exception) -> str:
+    if is_asked():
+        return kind_of(error)
     said = in_short(error) if isinstance(error, PySparkException) else str(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 

@@ -128,6 +128,14 @@ FENCES = Metric(
     (GROUP, LANE, REASON),
     "runs",
 )
+THROTTLE_TIME = Metric(
+    "kafka_liveness.throttle.time",
+    "histogram",
+    "s",
+    "Seconds by which a quota of the broker delayed a fetch of this login, asked while a batch takes more than 20 s.",
+    (GROUP, LANE),
+    "runs",
+)
 LAG = Metric(
     "kafka_liveness.lag.offsets",
     "gauge",
@@ -212,6 +220,7 @@ METRICS = (
     RETRIES,
     DEAD_LETTERS,
     FENCES,
+    THROTTLE_TIME,
     LAG,
     LAG_TIME,
     OWED,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kafka_liveness_dagster.core.aside import aside
+from kafka_liveness_dagster.core.aside import aside, start
 
 
 def test_a_call_runs_in_a_daemon_thread_of_its_name():
@@ -14,6 +14,15 @@ def test_a_call_runs_in_a_daemon_thread_of_its_name():
     thread = aside(threading.current_thread, "kafka-liveness-test").result(timeout=60)
     assert (thread.name, thread.daemon) == ("kafka-liveness-test", True)
     assert thread is not threading.current_thread()
+
+
+def test_a_process_that_can_start_no_thread_asks_in_its_own(no_threads):
+    """A limit of its user or its container is reached: the answer comes all the same."""
+    refused = []
+    with no_threads(refused):
+        assert not start(pytest.fail, "kafka-liveness-test")
+        assert aside(threading.current_thread, "kafka-liveness-test").result(timeout=0) is threading.current_thread()
+    assert refused == ["kafka-liveness-test"] * 2
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr)

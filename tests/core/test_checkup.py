@@ -40,6 +40,7 @@ TOPIC = (
         "message.timestamp.type": "CreateTime",
         "age seconds": 60.0,
         "ahead seconds": -1.0,
+        "throttle seconds": 0.0,
     },
 )
 SERVER = (
@@ -127,6 +128,7 @@ def test_what_is_well_is_told_without_advice(of):
         (TOPIC, {"retention.bytes": "1000000"}, "size", WARN, "1,000,000 a partition"),
         (TOPIC, {"age seconds": 4 * 86_400.0}, "backlog", WARN, "4 days old, 57% of 7 days"),
         (TOPIC, {"age seconds": 6.5 * 86_400.0}, "backlog", Outcome.FAIL, "deletes it at 100%"),
+        (TOPIC, {"throttle seconds": 39.9}, "reads", WARN, "delayed a fetch just now by 39.90 s"),
         (TOPIC, {"ahead seconds": 3_600.0}, "clock", WARN, "1 h ahead of this machine's clock (CreateTime)"),
         (SERVER, {"client": "4.2.0"}, "version", WARN, "install pyspark 4.1"),
         (SERVER, {"connector": None}, "kafka connector", Outcome.FAIL, "spark-sql-kafka-0-10_2.13 4.1"),

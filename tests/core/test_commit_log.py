@@ -776,3 +776,22 @@ def test_a_newer_versions_commit_is_not_external(log, text, is_newer):
     assert found.is_newer is is_newer
     assert (f"the {log} commit log of group orders-etl has a commit of a newer version" in error) is is_newer
     assert ("upgrade" in error) is is_newer
+
+
+@pytest.mark.parametrize(
+    ("policy", "fenced", "ended"),
+    [
+        (IN_ORDER, "the batch is retried", "resumes at the committed offsets"),
+        (PARALLEL, "the batch becomes crash lag", "skips ahead to the log end: with"),
+        (
+            ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=1_000),
+            "log end if at least 1,000",
+            "wait there: w",
+        ),
+    ],
+    ids=["in order", "parallel", "parallel, from some offsets on"],
+)
+def test_a_policy_says_in_words_what_follows(policy, fenced, ended):
+    """A fence and an error leave the same mark as a crash, so the same rules decide what becomes of the batch."""
+    assert fenced in policy.after_fence
+    assert ended in policy.after_error

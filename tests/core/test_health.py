@@ -28,6 +28,7 @@ P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
 AT_WORK, DONE, FAILED = Run(RunFate.IN_PROGRESS, started=True), Run(RunFate.SUCCEEDED), Run(RunFate.FAILED)
 LATER_STEPS = Run(RunFate.IN_PROGRESS, started=True, is_over=True)
+STOPPED = Run(RunFate.FAILED, Away(FenceReason.INTERRUPTED))
 TIMED_OUT = Run(RunFate.IN_PROGRESS, Away(FenceReason.POLL_TIMEOUT), started=True)
 DEAD = Run(RunFate.IN_PROGRESS, started=True, process=Word.GONE)
 FROZEN = AT_WORK
@@ -69,6 +70,7 @@ NEW = partition(committed=None, mark=None, log_end=50)
         pytest.param([], {RUN: FROZEN}, OPEN_BEHIND, ERROR, f"no member of the group: run {RUN};", id="frozen"),
         pytest.param([], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hanging?", id="frozen, nothing waits"),
         pytest.param([], {RUN: DEAD}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="its process is gone"),
+        pytest.param([], {RUN: STOPPED}, BEHIND, ERROR, "run was ended by a signal", id="SIGTERM, and no sensor"),
         pytest.param([MEMBER], {RUN: AT_WORK, OLDER: DEAD}, OPEN, FINE, "1 member", id="and another took its place"),
         pytest.param([FOREIGN], {}, BEHIND, ERROR, "rdkafka at 10.0.0.7. What they commit", id="only a stranger"),
         pytest.param([FOREIGN, MEMBER], {RUN: AT_WORK}, OPEN, FINE, "1 member at work", id="a stranger beside it"),
@@ -79,6 +81,14 @@ def test_group_alive(members, runs, at, gravity, says):
     found = group_alive(GroupSnapshot(GroupState.STABLE, tuple(members), (at,), runs), dict.fromkeys(runs, 5.0), 120.0)
     assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
     assert found.numbers["foreign_members"] + found.numbers["members"] == len(members)
+
+
+def test_a_run_that_is_listed_twice_is_one_at_work():
+    """It lost its broker and joined again: the coordinator lists its former membership until its session is over."""
+    twice = (MEMBER, replace(MEMBER, member_id="m-2", partitions=()), FOREIGN)
+    found = group_alive(GroupSnapshot(GroupState.STABLE, twice, (OPEN,), {RUN: AT_WORK}), {RUN: 5.0}, 120.0)
+    assert found.sentence.startswith("1 member at work")
+    assert (found.numbers["members"], found.numbers["foreign_members"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,9 @@ def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, r
         pytest.param(FenceReason.RUN_ENDED, False, False, id="a run that ended comes back as another run"),
         pytest.param(FenceReason.ORPHANED, False, False, id="nobody waits for an orphan"),
         pytest.param(FenceReason.CLOSED, False, False, id="closed is closed"),
+        pytest.param(FenceReason.BROKERS_UNAVAILABLE, True, False, id="nobody to be a member of: joins again"),
+        pytest.param(FenceReason.HANDED_OVER, True, False, id="a member still, of other partitions"),
+        pytest.param(FenceReason.INTERRUPTED, False, False, id="closed by a signal is closed"),
     ],
 )
 def test_what_a_reason_allows(reason, may_rejoin, releases):
@@ -173,6 +176,9 @@ FIRST_SENTENCES = {
     "run-ended": "the Dagster run is no longer in progress",
     "orphaned": "the run worker that started this step is gone",
     "closed": "the consumer was closed",
+    "brokers-unavailable": "no broker answered this member for longer than its session timeout",
+    "handed-over": "its partitions were handed over to another member",
+    "interrupted": "the process was told to end",
 }
 
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.accounts import Account, total
 from kafka_liveness_dagster.core.ledger import Snapshot, chain, goes_on, is_set_back, lineage, read, written_since
-from kafka_liveness_dagster.core.ledger_text import LONG, MAX_CHARACTERS, LedgerError, decode, encode, since_of
+from kafka_liveness_dagster.core.ledger_text import (
+    LONG,
+    MAX_CHARACTERS,
+    MAX_PARTS,
+    LedgerError,
+    decode,
+    encode,
+    since_of,
+)
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
 
 TP = TopicPartition("orders", 3)
@@ -158,6 +166,9 @@ def packed(words):
     "text",
     [
         pytest.param(packed("orders/x 3@0:0-70 " + " " * MAX_CHARACTERS), id="longer than any of ours"),
+        pytest.param("orders/x 3@0:0-70 " + " " * MAX_CHARACTERS, id="so long, and not compressed"),
+        pytest.param(packed("orders/x " * (MAX_PARTS + 2)), id="more words than any of ours"),
+        pytest.param(packed("orders/x 3@0:" + "1+1," * MAX_PARTS), id="more ranges than any of ours"),
         pytest.param(packed("orders/x 3@0:0+70")[:-8], id="cut off"),
         pytest.param("z:" + base64.b64encode(zlib.compress(b"orders/x 3@0:0+70") + b"more").decode(), id="more behind"),
         pytest.param(packed(f"orders/x 3@0:{'9' * 5_000}+1"), id="more digits than Python reads"),

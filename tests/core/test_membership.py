@@ -31,6 +31,7 @@ def snapshot(tp=P0, committed=70, mark=Mark.RUNNING, run=RUN, log_end=120, outst
     return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, outstanding)
 
 
+CUT_OFF, ENDED = Away(FenceReason.BROKERS_UNAVAILABLE), Away(FenceReason.INTERRUPTED)
 TIMED_OUT, OTHERS = Away(FenceReason.POLL_TIMEOUT), Away(FenceReason.PARTITIONS_LOST)
 CLOSED, SPENT = Away(FenceReason.CLOSED), Away(FenceReason.RUN_BUDGET_SPENT)
 BACK = Away(FenceReason.POLL_TIMEOUT, is_back=True)
@@ -48,6 +49,12 @@ AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
         pytest.param(Mark.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.LOST, id="others have its partitions"),
         pytest.param(Mark.RUNNING, Run(AT_WORK), None, LeaveReason.SILENT, id="frozen: it could not say anything"),
         pytest.param(Mark.RUNNING, Run(AT_WORK, BACK), None, LeaveReason.SILENT, id="it was back, then it froze"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, CUT_OFF), None, LeaveReason.DISCONNECTED, id="its brokers were away"),
+        pytest.param(Mark.RUNNING, Run(RunFate.FAILED, ENDED), None, LeaveReason.UNRELEASED, id="SIGTERM, no broker"),
+        pytest.param(Mark.RELEASED, Run(RunFate.FAILED, ENDED), None, LeaveReason.INTERRUPTED, id="SIGTERM"),
+        pytest.param(
+            Mark.RELEASED, Run(RunFate.CANCELED, ENDED), None, LeaveReason.CANCELED, id="a cancel, by SIGTERM"
+        ),
         pytest.param(Mark.RUNNING, Run(AT_WORK, CLOSED), None, LeaveReason.CRASHED, id="an error ended its consumer"),
         pytest.param(Mark.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.OUT_OF_TIME, id="no time left"),
         pytest.param(Mark.RUNNING, Run(RunFate.CANCELING), DYNAMIC, None, id="at work, not told of it yet"),

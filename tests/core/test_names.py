@@ -162,3 +162,16 @@ def test_an_error_of_a_driver_is_told_in_one_line():
     """Drivers add statements, their values and links."""
     assert first_line(OSError("disk is full\n[SQL: INSERT INTO ...]")) == "OSError: disk is full"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_a_caller_adds_what_it_knows_to_an_error():
+    """One sentence after the other, whether the text ended with a full stop or not."""
+    error = InvalidSettingError("orders is no topic.")
+    error.add("Nothing was read")
+    error.add("The next run reads it")
+    assert str(error) == "orders is no topic. Nothing was read. The next run reads it"
+
+
+def test_text_of_another_program_is_one_line_without_escape_sequences():
+    """A terminal would act on them; what is printed stays as it is, in any alphabet."""
+    assert names.printable("kcat\x1b[2J\n\u202eÜ заказ") == r"kcat\x1b[2J\n\u202eÜ заказ"

@@ -189,6 +189,7 @@ def test_a_run_of_another_dagster_instance_is_told_as_that():
     [
         pytest.param(Run(RunFate.SUCCEEDED), False, LeaveReason.GRACEFUL, id="done"),
         pytest.param(Run(RunFate.FAILED), False, LeaveReason.CRASHED, id="failed, or killed"),
+        pytest.param(Run(RunFate.FAILED, Away(FenceReason.INTERRUPTED)), False, LeaveReason.INTERRUPTED, id="SIGTERM"),
         pytest.param(Run(RunFate.CANCELED), False, LeaveReason.CANCELED, id="canceled"),
         pytest.param(Run(RunFate.CANCELING), False, LeaveReason.CANCELED, id="about to be canceled"),
         pytest.param(AT_WORK, False, LeaveReason.SILENT, id="SIGSTOP: it says nothing"),

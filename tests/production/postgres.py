@@ -44,6 +44,11 @@ class Postgres:
         """The URL as docs/production.md writes it, with the place and the password of this server."""
         return URL.replace("SECRET@db.example:5432", f"{PASSWORD}@{LOOPBACK}:{self._port}")
 
+    @property
+    def address(self):
+        """``postgresql://host:port/database``, as a driver of Java's takes it."""
+        return f"postgresql://{LOOPBACK}:{self._port}/{USER}"
+
     def __enter__(self):
         (self._folder / "password").write_text(PASSWORD)
         self._run("initdb", "-D", self._data, "-U", USER, "-A", "scram-sha-256", f"--pwfile={self._folder}/password")

@@ -6,14 +6,14 @@ Everything else is the product's own code, as it is installed.
 from __future__ import annotations
 
 import concurrent.futures._base as futures
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
 
-from kafka_liveness_dagster.core import ledger_text
+from kafka_liveness_dagster.core import aside, ledger_text
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.kafka import (
     admin,
@@ -30,7 +30,7 @@ from kafka_liveness_dagster.kafka import (
     watchdog,
 )
 from kafka_liveness_dagster.kafka.errors import Heard
-from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, waiting
+from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, pipeline, waiting
 from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer
@@ -85,15 +85,26 @@ def _getppid() -> int:
     return int(me.process.parent)
 
 
+class NoQuota(nullcontext[Any]):
+    """No broker here throttles anybody, and no thread asks."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(self)
+
+    def of(self, _batch: object) -> str:
+        """Nothing to say."""
+        return ""
+
+
 LOG: Any = Log()
 _OS = SimpleNamespace(getppid=_getppid)
 _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
 _decoded = lru_cache(4_096)(ledger_text.decode)
-_FITS = SimpleNamespace(lacking=(), new=(), wider=())
+_FITS = SimpleNamespace(evolves=False)
 _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "time", time) for module in (admin, consumer, first_log, in_flight, iceberg, job, ledger, link, live)),
     *((module, "time", time) for module in (batch_lines, lanes, listening, member, rebalance, waiting)),
-    *((module, "threading", threading) for module in (in_flight, futures, job, member, watchdog)),
+    *((module, "threading", threading) for module in (aside, futures, job, member, watchdog)),
     *((module, "made", _made) for module in (member, second_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
     (committing.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
@@ -113,13 +124,14 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (iceberg, "check_rows", lambda *_: None),
     (iceberg, "fit", lambda *_: _FITS),
     (iceberg, "inside", lambda frame, _ranges: frame),
-    (iceberg, "schema", SimpleNamespace(widened=lambda frame, _lacking: frame, may_fan_out=bool)),
-    (iceberg, "count_rows", lambda frame: (frame, frame)),
+    (iceberg, "schema", SimpleNamespace(widened=lambda frame, _found: frame, may_fan_out=bool)),
+    (iceberg, "summed", lambda frame: (frame, frame)),
     (iceberg, "snapshots", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
     (iceberg, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
     (ledger_text, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),
+    (pipeline, "Throttling", NoQuota),
 ]
 
 

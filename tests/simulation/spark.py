@@ -104,6 +104,8 @@ class SeenTable:
         clock.point(0.1)
         return Shape(StructType(), is_by_kafka_partition=True)
 
+    shape_to_write = shape
+
     def snapshot_id(self, _session: object) -> int | None:
         """The current one."""
         return self._table.current_id
@@ -115,6 +117,9 @@ class SeenTable:
 
     def refresh(self, _session: object) -> None:
         """It is always asked anew."""
+
+    def check_main(self, _session: object, *, is_new: bool) -> None:
+        """Pass: nobody has a branch."""
 
 
 class Frame:

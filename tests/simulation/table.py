@@ -64,7 +64,7 @@ class Write:
 class Line:
     """A connection that never falls silent, and is never given up."""
 
-    is_cut, owes_work = False, True
+    is_cut, owes_work, is_released, address = False, True, False, "sc://spark"
 
     def check(self) -> None:
         """Pass."""

@@ -44,7 +44,7 @@ _SPARK_SETTINGS = {
     "spark.sql.pyspark.legacy.inferMapTypeFromFirstPair.enabled": "false",
 }
 _SERVER = "the server's side of the session"
-_OBSERVED = re.compile(r'collect_metrics \{.*?name: "([0-9a-f-]{36})"', re.DOTALL)
+_OBSERVED = re.compile(r'collect_metrics \{.*?name: "(kafka-liveness-[0-9a-f]{32})"', re.DOTALL)
 
 
 class Failure(Exception):  # noqa: N818 - a result that a test prepares

@@ -222,7 +222,7 @@ def test_a_batch_is_confirmed_by_the_broker_after_its_partitions_went(steps, lan
     live, batch = planned(steps, lane)
     steps.still_owns = lambda _: False
     steps.confirm = lambda *_: (AT,)
-    with pytest.raises(FencedError, match="handed over before the batch was written"):
+    with pytest.raises(FencedError, match=r"handed over to another member \(orders:3, before the batch was written\)"):
         live.confirm(batch, lambda: None)
     assert steps.owned[AT].position == 70, "owned partitions are replanned"
 

@@ -52,6 +52,10 @@ ASKED = {
     "a signal": lambda text: looks(extra={"internal.termination.signal": "9"}),
     "sasl_username": lambda text: looks(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_username=text,
                                         sasl_password=text),
+    "tokens": lambda text: looks(security_protocol="SASL_PLAINTEXT", sasl_mechanism="OAUTHBEARER",
+                                 sasl_oauthbearer_client_id=text, sasl_oauthbearer_client_secret=text,
+                                 sasl_oauthbearer_token_endpoint_url="http://127.0.0.1:1/", sasl_oauthbearer_scope=text,
+                                 sasl_oauthbearer_extensions=text and "a=" + text),
     "ssl_ca_location": lambda text: looks(security_protocol="SSL", ssl_ca_location=text),
 }
 for text in json.load(sys.stdin):

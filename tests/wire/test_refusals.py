@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, is_held_up, is_passing, named
+from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.errors import (
+    AccessRefusedError,
+    BrokerUnreachableError,
+    Heard,
+    is_held_up,
+    is_passing,
+    named,
+)
 
 SILENCE = {
     KafkaError._TIMED_OUT: "sent, and no answer",
@@ -20,3 +28,26 @@ def test_silence_may_pass(code):
     assert isinstance(named(error, "reading", "kafka:9092"), BrokerUnreachableError)
     assert is_held_up(error)
     assert is_passing(error)
+
+
+def test_a_login_that_is_renewed_ends_no_membership():
+    """A token that is about to expire makes a session of a second, and the broker refuses another login in it."""
+    cut_off = KafkaError(KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure")
+    assert is_passing(cut_off)
+    assert is_held_up(cut_off)
+    assert isinstance(named(cut_off, "committing", "b:9092"), BrokerUnreachableError)
+    heard = Heard(KafkaSettings("b:9092"))
+    heard(KafkaError(KafkaError._AUTHENTICATION, "handshake failed: Broker: Request not valid in current SASL state"))
+    silence = KafkaError(KafkaError._TRANSPORT)
+    assert isinstance(heard.named(silence, "looking"), BrokerUnreachableError)
+    heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
+    assert isinstance(heard.named(silence, "looking"), AccessRefusedError)
+    assert isinstance(heard.named(cut_off, "looking"), AccessRefusedError)
+
+
+def test_a_refusal_of_long_ago_explains_no_silence(monkeypatch):
+    """A token server that was away for a moment is no reason to end a run that waits for a broker an hour later."""
+    heard = Heard(KafkaSettings("b:9092"))
+    heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
+    monkeypatch.setattr("kafka_liveness_dagster.kafka.errors._NEWS_SECONDS", 0.0)
+    assert isinstance(heard.named(KafkaError(KafkaError._TRANSPORT), "looking"), BrokerUnreachableError)

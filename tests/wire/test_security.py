@@ -19,6 +19,14 @@ LOGIN = {
     "sasl_password": "hunter2",
 }
 
+TOKENS = {
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "OAUTHBEARER",
+    "sasl_oauthbearer_client_id": "etl",
+    "sasl_oauthbearer_client_secret": "hunter2",
+    "sasl_oauthbearer_token_endpoint_url": "https://login.example/token",
+}
+
 
 @pytest.fixture
 def pem(tmp_path):
@@ -44,6 +52,38 @@ def block(kind, content="MIIB"):
         pytest.param({**LOGIN, "sasl_mechanism": "GSSAPI"}, "'GSSAPI': wanted PLAIN", id="Spark cannot be told"),
         pytest.param({**LOGIN, "sasl_mechanism": None}, "sasl_mechanism is missing", id="librdkafka would take GSSAPI"),
         pytest.param({**LOGIN, "sasl_password": ""}, "sasl_password is missing or empty", id="an empty variable"),
+        pytest.param({**LOGIN, "sasl_mechanism": "OAUTHBEARER"}, "client_secret and .* missing", id="no token server"),
+        pytest.param({**TOKENS, "sasl_username": "etl"}, "sasl_username would not be used: .* OAUTHBEARER", id="both"),
+        pytest.param({**LOGIN, "sasl_oauthbearer_scope": "a"}, "scope would not be used: .* PLAIN", id="of no token"),
+        pytest.param({**LOGIN, "https_ca_location": "ca.pem"}, "https_ca_location would not", id="no token server's"),
+        pytest.param(
+            {**TOKENS, "sasl_oauthbearer_token_endpoint_url": "http://login.example/token"},
+            "begins with https",
+            id="HTTP",
+        ),
+        pytest.param(
+            {**TOKENS, "sasl_oauthbearer_token_endpoint_url": "https://etl:hunter2@login.example/"},
+            "without a user",
+            id="a secret in the address",
+        ),
+        pytest.param(
+            {**TOKENS, "sasl_oauthbearer_client_secret": "hunter2 "}, "which Java removes", id="another secret for Java"
+        ),
+        pytest.param(
+            {**TOKENS, "sasl_oauthbearer_extensions": "auth=hunter2"}, "letters in a name", id="the token itself"
+        ),
+        pytest.param({**TOKENS, "sasl_oauthbearer_extensions": "a=b,"}, "letters in a name", id="half an extension"),
+        pytest.param({**TOKENS, "https_ca_location": "nowhere.pem"}, r"cannot be read \(No such", id="no such file"),
+        pytest.param(
+            {
+                **TOKENS,
+                "security_protocol": "SASL_PLAINTEXT",
+                "https_ca_location": "ca.pem",
+                "sasl_oauthbearer_token_endpoint_url": "http://login.example/token",
+            },
+            "https_ca_location would not be used",
+            id="nothing to verify",
+        ),
         pytest.param({**LOGIN, "security_protocol": "SSL"}, "sasl_password would not be used", id="never sent"),
         pytest.param({"sasl_password": "hunter2"}, "security_protocol is PLAINTEXT", id="protocol forgotten"),
         pytest.param({"ssl_ca_location": "ca.pem"}, "ssl_ca_location would not be used", id="nothing is encrypted"),
@@ -128,11 +168,43 @@ def test_both_sides_are_told_the_same(pem):
     assert Security().client() == Security().spark() == {}
 
 
+def test_both_sides_are_told_of_the_token_server(pem):
+    """Java trusts it by options of its login module; an empty extension or scope is not sent."""
+    ca = block("CERTIFICATE", "CA1")
+    more = {
+        "sasl_oauthbearer_scope": "api://a/.default b",
+        "sasl_oauthbearer_extensions": "logicalCluster=lkc-1,identityPoolId=a=b c",
+        "https_ca_location": pem("ca.pem", ca),
+    }
+    security = Security(**TOKENS, **more)
+    settings = {name.replace("_", "."): value for name, value in {**TOKENS, **more}.items()}
+    assert security.client() == {**settings, "sasl.oauthbearer.method": "oidc"}
+    pem_in_java = ca.strip().replace("\n", "\\n")
+    assert security.spark() == {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+        'clientId="etl" clientSecret="hunter2" scope="api://a/.default b" extension_logicalCluster="lkc-1" '
+        f'extension_identityPoolId="a=b c" ssl.truststore.type="PEM" ssl.truststore.certificates="{pem_in_java}";',
+        "kafka.sasl.login.callback.handler.class": "org.apache.kafka.common.security.oauthbearer."
+        "OAuthBearerLoginCallbackHandler",
+        "kafka.sasl.login.connect.timeout.ms": "10000",
+        "kafka.sasl.login.read.timeout.ms": "10000",
+        "kafka.sasl.oauthbearer.token.endpoint.url": "https://login.example/token",
+    }
+    plain = Security(**TOKENS)
+    assert plain.client()["https.ca.location"] == "probe", "curl in the wheel knows Red Hat's files alone"
+    assert plain.spark()["kafka.sasl.jaas.config"].endswith('required clientId="etl" clientSecret="hunter2";')
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
         pytest.param("sasl.password", "set sasl_password, which reaches both", id="has a field"),
         pytest.param("sasl.mechanisms", "set sasl_mechanism", id="the other name of it"),
+        pytest.param("sasl.oauthbearer.client.secret", "set sasl_oauthbearer_client_secret", id="of tokens"),
+        pytest.param("sasl.oauthbearer.method", "set sasl_mechanism", id="follows from it"),
+        pytest.param("https.ca.pem", "What reaches both", id="the authority itself"),
         pytest.param("sasl.pasword", "What reaches both: .*sasl_password", id="misspelt"),
         pytest.param("sasl.kerberos.keytab", "What reaches both", id="Spark cannot be told"),
         pytest.param("ssl.ca.pem", "What reaches both", id="the file itself"),
@@ -166,18 +238,30 @@ def test_no_repr_shows_a_secret(pem):
         "ssl_key_location": pem("key.pem", block("ENCRYPTED PRIVATE KEY")),
         "ssl_key_password": "hunter3",
     }
-    kafka = kl.KafkaLivenessResource(bootstrap_servers="localhost:9092", **LOGIN, **key)
-    for shown in (repr(kafka), str(kafka), repr(kafka.settings()), repr(kafka.security())):
-        assert "etl" in shown
-        assert "hunter" not in shown
+    for login in (LOGIN, TOKENS):
+        kafka = kl.KafkaLivenessResource(bootstrap_servers="localhost:9092", **login, **key)
+        for shown in (repr(kafka), str(kafka), repr(kafka.settings()), repr(kafka.security())):
+            assert "etl" in shown
+            assert "hunter" not in shown
+
+
+def test_the_example_with_tokens_is_complete(example, monkeypatch):
+    """What docs/security.md shows is all that a client needs; tests/world/test_oauth.py logs in with the like."""
+    for name, value in {
+        "KAFKA_BOOTSTRAP_SERVERS": "b:9092", "KAFKA_CLIENT_ID": "etl", "KAFKA_CLIENT_SECRET": "hunter2",
+        "KAFKA_TOKEN_URL": "https://login.example/token",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert example("tokens").kafka.settings().security == Security(**TOKENS)
 
 
 def test_a_secret_that_the_ui_would_show_is_refused_when_the_code_location_loads():
     """Dagster shows a literal on the resource's page; of a variable it shows the name."""
-    literal = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(**LOGIN)})
-    with pytest.raises(InvalidSettingError, match=r'sasl_password=dg\.EnvVar\("ITS_NAME"\)') as refusal:
-        literal.get_repository_def()
-    assert "hunter2" not in str(refusal.value)
+    for login, secret in ((LOGIN, "sasl_password"), (TOKENS, "sasl_oauthbearer_client_secret")):
+        literal = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(**login)})
+        with pytest.raises(InvalidSettingError, match=rf'{secret}=dg\.EnvVar\("ITS_NAME"\)') as refusal:
+            literal.get_repository_def()
+        assert "hunter2" not in str(refusal.value)
     named = {"bootstrap_servers": "localhost:9092", **LOGIN, "sasl_password": dg.EnvVar("KAFKA_PASSWORD")}
     variable = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(**named)})
     (page,) = RepositorySnap.from_def(variable.get_repository_def()).resources
@@ -239,6 +323,11 @@ def test_commands_take_librdkafkas_names_from_a_file():
     assert settings.extra == {"client.rack": "one"}
     with pytest.raises(InvalidSettingError, match=r"sasl\.jaas\.config is refused"):
         KafkaSettings.of_properties("b:9092", ["sasl.jaas.config=hunter2"])
+    tokens = Security(**TOKENS)
+    lines = [f"{name}={value}" for name, value in tokens.client().items()]
+    assert KafkaSettings.of_properties("b:9092", lines).security == tokens
+    with pytest.raises(InvalidSettingError, match=r"sasl\.oauthbearer\.method is refused"):
+        KafkaSettings.of_properties("b:9092", [*lines, "sasl.oauthbearer.method=default"])
 
 
 def test_clients_are_kept_apart_by_their_login():

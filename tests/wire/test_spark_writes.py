@@ -199,9 +199,8 @@ def test_a_refused_batch_is_written_again_from_a_newer_snapshot(server, session,
     server.gives(OVERWRITE, CONFLICT, [])
     written = write(session, table, BATCH, frame_of(session))
     assert written.attempts == 2
-    kinds = [
-        "refresh" if "refresh_table" in plan else option(plan, "validate-from-snapshot-id") for plan in server.executed
-    ]
+    plans = [plan for plan in server.executed if "SHOW TBLPROPERTIES" not in plan]  # what it forbids is read once
+    kinds = ["refresh" if "refresh_table" in plan else option(plan, "validate-from-snapshot-id") for plan in plans]
     assert kinds == ["7", "refresh", "8"]
 
 

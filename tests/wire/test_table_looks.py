@@ -100,6 +100,18 @@ def test_the_history_is_read_once_while_the_table_does_not_change(server, look):
     assert len(server.executed_with("`snapshots`")) == first > 0, "the history was read again"
 
 
+def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch):
+    """The look goes on without the table."""
+
+    def fails(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(TableLook, "_ask", fails)
+    found = look()
+    assert found.accounts(QUERIED) is None
+    assert found.cannot_tell == "Spark says AssertionError"
+
+
 def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):
     """Its server may have been restarted."""
     monkeypatch.setattr(table_look, "_ASK_SECONDS", 0.2)

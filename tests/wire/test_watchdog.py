@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.link import RunLink, now_ms
 from kafka_liveness_dagster.kafka.watchdog import RUN_STATE_SECONDS, Watchdog
@@ -171,6 +172,50 @@ def test_who_lost_its_parent_asks_dagster_at_once_and_then_as_often_as_others():
         asked = json.loads(parent.stdout.readline())
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
     assert min(gaps) >= RUN_STATE_SECONDS * 1000
+
+
+def test_a_log_that_does_not_answer_does_not_keep_the_member_in_its_group(caplog):
+    """Dagster stores its lines where ``python_logs`` says so, and its database may hang."""
+    answer, left = threading.Event(), []
+
+    class Stored(logging.Handler):
+        def emit(self, record):
+            answer.wait(HANG)
+
+    handler, log = Stored(), logging.getLogger("kafka_liveness_dagster")
+    log.addHandler(handler)
+    try:
+        dog = Watchdog(PollTimer(60_000, now_ms()), link(), left.append)
+        fenced = threading.Thread(target=dog.fence, args=(FenceReason.RUN_ENDED, left.append), daemon=True)
+        fenced.start()
+        wait_for(lambda: left, PATIENCE)
+    finally:
+        answer.set()
+        log.removeHandler(handler)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_a_thread_dagster_is_told_after_the_leave(no_threads, fails):
+    """In the thread that fences; nothing of it is left out when one part fails."""
+    done = []
+    tells = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, tell=done.append)
+    dog = Watchdog(PollTimer(0, now_ms()), tells, lambda _: done.append("left") or (1 / 0 if fails else None))
+    dog.on_fence(lambda: done.append("cancelled"))
+    with no_threads():
+        with pytest.raises(FencedError):
+            dog.check()
+        dog.on_fence(lambda: done.append("cancelled later"))
+    why = Away(FenceReason.POLL_TIMEOUT, is_back=False)
+    assert done == ["left", "cancelled", why, "cancelled later"]
+
+
+def test_without_a_thread_dagster_is_told_why_a_consumer_closes(no_threads):
+    """In the thread that closes it."""
+    told = []
+    tells = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, tell=told.append)
+    with no_threads():
+        Watchdog(PollTimer(60_000, now_ms()), tells, lambda _: None).stop()
+    assert told == [Away(FenceReason.CLOSED, is_back=False)]
 
 
 def test_what_is_closed_after_its_deadline_does_not_rejoin():

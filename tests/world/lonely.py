@@ -38,7 +38,7 @@ class Lonely:
         self.cluster = kl.KafkaLivenessResource(**self.kafka).cluster()
 
     def start(self, *, pauses_in="", settings=None, slow=True, is_patient=True, **asset):
-        """Begin a run; one that is not patient has the product's own limits for opening a Spark session."""
+        """Begin a run; one that is not patient waits for a Spark session for its budget."""
         told = {
             "run_id": str(uuid4()),
             "kafka": self.kafka,
@@ -111,6 +111,10 @@ class Run:
         """What the UI's button does: the run is being canceled, and its worker is interrupted."""
         with dg.DagsterInstance.from_config(str(home)) as instance:
             instance.report_run_canceling(instance.get_run_by_id(self.run_id))
+        self._process.send_signal(signal.SIGINT)
+
+    def interrupt(self):
+        """What SIGTERM to a run worker of Dagster's is, and Ctrl-C: an interrupt in the main thread."""
         self._process.send_signal(signal.SIGINT)
 
     def end(self):

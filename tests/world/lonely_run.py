@@ -59,7 +59,8 @@ def main(told):
         return batch.selectExpr("topic", "partition", "offset", f"concat({slow}, '') AS nap")
 
     asset = kl.kafka_asset(**made(told["asset"]))(transform)
-    kafka, spark = kl.KafkaLivenessResource(**told["kafka"]), spark_at(told["spark"])
+    waits = {} if told["is_patient"] else {"connect_timeout_seconds": told["asset"]["max_batch_seconds"]}
+    kafka, spark = kl.KafkaLivenessResource(**told["kafka"]), spark_at(told["spark"], **waits)
     job = dg.Definitions.merge(asset.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
     run = job.resolve_job_def("orders_job").execute_in_process(
         instance=dg.DagsterInstance.get(), raise_on_error=False, run_id=told["run_id"]

@@ -117,6 +117,18 @@ def test_what_the_broker_no_longer_has_is_named_and_nothing_is_touched(world, on
     assert world.offsets() == kept(0, 120)
 
 
+def test_what_expires_under_a_batch_of_crash_lag_is_named_or_passed(world):
+    """The broker is asked again, and says what it still has. What the crash read Spark may have kept: 70-100."""
+    world.owe_70_to_120()
+    error = world.catch_up((70, 120), between=lambda _: world.expire(105))
+    assert isinstance(error, kl.DataExpiredError), error
+    assert f"{world.topic}:0:70-105: 35 owed offsets expired" in str(error)
+    skip = kl.Offsets(on_data_loss="skip")
+    assert world.catch_up((70, 120), between=lambda _: world.expire(110), offsets=skip) is None
+    assert world.offsets() == kept(0, 70) + kept(110, 120)
+    assert world.green() == [(70, 120)]
+
+
 @pytest.fixture
 def timed(world):
     """A group that has processed 100 records, one a second."""

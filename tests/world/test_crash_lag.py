@@ -11,7 +11,12 @@ from kafka_liveness_dagster.core.commit_log import ForeignCommitError, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.witnesses import TopicRecreatedError
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, TopicNotFoundError
+from kafka_liveness_dagster.kafka.errors import (
+    BrokerUnreachableError,
+    CommitRefusedError,
+    FencedError,
+    TopicNotFoundError,
+)
 from kafka_liveness_dagster.kafka.second_log import NotOwedError
 from tests.waiting import seconds_until, wait_for
 from tests.world.one_group import SECONDS, SESSION, join
@@ -99,14 +104,35 @@ def test_a_batch_beyond_its_deadline_is_fenced_and_the_next_poll_rejoins(world):
         left = threading.Event()
         consumer.on_fence(left.set)
         wait_for(left.is_set, what="the watchdog raises the fence")
-        with pytest.raises(FencedError, match="nothing was committed"):
+        with pytest.raises(FencedError, match=r"becomes crash lag.*skips ahead to the log end\. Fix: lower") as late:
             consumer.commit(batch)
+        assert "again" not in str(late.value), "the live lane does not read it again"
         took = seconds_until(lambda: not world.members())  # the fence goes up first, then it leaves
         assert took < SESSION / 2, "LeaveGroup was sent, no session timeout waited for"
         join(world, consumer)
         assert world.spans(consumer.jumped) == [(0, 100)]
-        with pytest.raises(FencedError):
+        with pytest.raises(FencedError, match=r"before the consumer rejoined.*becomes crash lag"):
             consumer.commit(batch)
+
+
+def unanswered():
+    """What a run ends with when no broker came back."""
+    return BrokerUnreachableError("nobody answered")
+
+
+def test_an_error_says_where_the_next_run_goes_on(world):
+    """After an error the partitions look like those of a crash: what the next run does is in the error itself."""
+    world.grow_to(100)
+    for mode, words in ((False, "resumes at the committed offsets"), (True, "skips ahead to the log end.*crash lag")):
+        ended = pytest.raises(BrokerUnreachableError, match=rf"nobody answered\. The next live run {words}")
+        with ended, world.live(enable_parallel_rebalance=mode) as consumer:
+            wait_for(lambda live=consumer: live.poll(0.2) or live.owed(world.topic, 3))
+            raise unanswered()
+    with pytest.raises(BrokerUnreachableError, match=r"^nobody answered$"), world.live() as consumer:
+        raise unanswered()  # it never was a member: nothing was changed
+    with world.live() as consumer:
+        join(world, consumer)
+        assert world.spans(consumer.owed(world.topic, 3)) == [(0, 100)], "the second run had skipped them"
 
 
 def test_a_commit_out_of_order_is_refused(world):

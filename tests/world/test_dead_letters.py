@@ -295,3 +295,71 @@ def test_a_spark_that_was_started_anew_is_no_fault_of_a_record(make):
     assert world.owes() == []
     assert world.live() is None
     assert world.there() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_flight):
+    """By retention, after a batch was planned: the broker is asked again, and no bad record is looked for."""
+    world = make(batching={**DEAD_LETTERS, "in_flight": in_flight}, max_poll_records=4)
+    world.produce("0 1 2 3 4 5 6 7")
+    expires_to, calls = [2], []
+
+    def late(batch):
+        calls.append(batch)
+        if expires_to:
+            world.expire(expires_to.pop())
+        return batch.selectExpr("topic", "partition", "offset", f"{BROKEN} AS value")
+
+    world.value = late
+    error = world.live()
+    assert isinstance(error, kl.DataExpiredError), error
+    assert f"{world.topic}:0 is committed at 0 but its log starts at 2" in str(error)
+    assert (world.at(), len(calls) <= in_flight) == (0, True)
+
+    skip = {"offsets": kl.Offsets(on_data_loss="skip")}
+    assert world.live(**skip) is None
+    world.produce("8 9 10 11 12 13")
+    expires_to.append(10)
+    assert world.live(**skip) is None
+    assert (world.there(), world.letters(), world.owes(), world.at()) == ([*range(2, 8), *range(10, 14)], [], [], 14)
+    assert "It is planned again" in world.newest_log()
+    assert "lost" in world.newest_log()
+
+
+def test_a_topic_that_goes_under_a_batch_is_named(make):
+    """Deleted, and made anew: its records are of another life."""
+    world = make()
+    world.produce("0 1 2 3")
+
+    def anew(batch):
+        if world.log_end == 0:
+            world.make_topic_anew(2)
+        return batch.selectExpr("topic", "partition", "offset", f"{BROKEN} AS value")
+
+    world.value = anew
+    error = world.live()
+    assert isinstance(error, kl.TopicRecreatedError), error
+    assert (world.there(), world.letters()) == ([], [])
+
+
+def test_no_value_leaves_a_run_where_the_environment_says_so(make, monkeypatch, capfd):
+    """By Spark's error, by one of Python's in a transform or a function, in an event, a log line or a letter."""
+    monkeypatch.setenv("KAFKA_LIVENESS_HIDE_VALUES", "true")
+    world = make(batching={"in_flight": 1})
+    world.produce("tr0ub4dor")
+    for value in (BROKEN, in_python, by_a_udf):
+        world.value = value
+        error = world.live()
+        assert isinstance(error, (SparkFailedError, TransformError)), error
+        assert error.__cause__ is None, "Dagster shows the causes, too"
+    kept = make()
+    kept.produce("tr0ub4dor 1")
+    assert kept.live() is None
+    [letter] = kept.letter_rows()
+    assert "[CAST_INVALID_INPUT]" in letter["error"]
+    told = [letter["error"], repr(kept.told(0)), *capfd.readouterr()]
+    told += [str(entry) for one in (world, kept) for run in one.instance.get_runs()
+             for entry in one.instance.all_logs(run.run_id)]  # fmt: skip
+    assert any("[CAST_INVALID_INPUT]" in text for text in told[4:])
+    lines = [line for text in told for line in text.splitlines() if "tr0ub4dor" in line]
+    assert lines == []

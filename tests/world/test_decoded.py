@@ -153,6 +153,21 @@ def test_what_is_new_in_a_schema_is_a_column_of_the_table(  # noqa: PLR0917 - fi
     assert run() == [{**first, "price": None}, second, {"id": 3, "item": "tea", "price": None}, nothing]
 
 
+def test_a_value_that_is_kept_whole_follows_its_schema(  # noqa: PLR0917 - fixtures
+    services, warm_spark, registry, resource, send, subject, table, rows
+):
+    """What is new in a schema is a field of the struct, and what was removed is null in new rows."""
+    versions = [{**V1, "fields": [*V1["fields"], {"name": "note", "type": "string", "default": ""}]}, V2]
+    records = [{"id": 1, "item": "tea", "note": "hot"}, {"id": 2, "item": "mate", "price": 1.5}]
+    for schema, record in zip(versions, records, strict=True):
+        ranges = [kl.OffsetRange(send([serialized(AvroSerializer, registry, subject, schema)(record)]), 0, 0, 1)]
+        batch = read(warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
+        whole = resource.decode(batch, subject).select("topic", "partition", "offset", "value")
+        assert write(warm_spark, table, ranges, lambda whole=whole: whole).rows == 1
+    found = sorted((row["value"] for row in rows(table)), key=lambda value: value["id"])
+    assert found == [{**records[0], "price": None}, {**records[1], "note": None}]
+
+
 def test_every_type_of_avro_comes_out_as_sparks(registry, resource, batch, subject):
     """The jar of Spark's Avro is older than Spark; its types are those of Spark all the same."""
     types = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +15,15 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.embedded import services as embedded
+from kafka_liveness_dagster.embedded.jars import resolve
+from kafka_liveness_dagster.embedded.java import find_java
 from kafka_liveness_dagster.spark import checkup
-from tests.timeouts import seconds, set_timeouts
+from kafka_liveness_dagster.spark.catalog_probe import probe
+from kafka_liveness_dagster.spark.session import end
+from tests.timeouts import connect, seconds, set_timeouts
+from tests.waiting import wait_for
 
 KIND = ConfigResource.Type
 MINUTE, HOUR_MS = 60, 3_600_000
@@ -44,7 +51,7 @@ def admin(services_with_own_broker):
 def doctor(services_with_own_broker, monkeypatch):
     """What is told by ``kafka-liveness doctor``: the exit code, and by area and check what is not well."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    for name in ("_SERVER_SECONDS", "_CATALOG_SECONDS"):
+    for name in ("_SERVER_SECONDS", "_CATALOG_SECONDS", "_PROBE_SECONDS"):
         monkeypatch.setattr(f"kafka_liveness_dagster.cli.checkup.{name}", 300.0)
     services = services_with_own_broker
     where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
@@ -89,6 +96,47 @@ def set_wrong(admin, kind, name, **settings):
         yield
     finally:
         alter(AlterConfigOpType.DELETE)
+
+
+@contextmanager
+def quota(bootstrap_servers, bytes_a_second):
+    """In the block all users together may read no more; clients in Python cannot set one."""
+    words = ["--bootstrap-server", bootstrap_servers, "--alter", "--entity-type", "users", "--entity-default"]
+    command = [str(find_java()), "-Xmx128m", "-cp", f"{resolve('kafka', show=print)}/*", "kafka.admin.ConfigCommand"]
+
+    def alter(how, what):
+        subprocess.run([*command, *words, how, what], check=True, capture_output=True)
+
+    alter("--add-config", f"consumer_byte_rate={bytes_a_second}")
+    try:
+        yield
+    finally:
+        alter("--delete-config", "consumer_byte_rate")
+
+
+@pytest.mark.certify
+def test_a_quota_that_delays_reads_is_told(doctor, group, services_with_own_broker):
+    """Who else of the login has read too much delays the fetch of the doctor, as it delays Spark's."""
+    name, topic = group
+    config = {"bootstrap.servers": services_with_own_broker.bootstrap_servers, "log_level": 0}
+    producer = Producer(config)
+    for _ in range(400):
+        producer.produce(topic, b"x" * 10_000)
+        producer.flush(120)  # small batches, so that one after the other is delayed a little
+    assert producer.flush(120) == 0
+    reads = (f"topic {topic}", "reads")
+    assert reads not in doctor("--group", name)[1]
+    delays = []
+    small = {"fetch.message.max.bytes": 20_000, "throttle_cb": delays.append}
+    reader = Consumer({**config, "group.id": uuid4().hex, **small})
+    with quota(config["bootstrap.servers"], 20_000):
+        reader.assign([TopicPartition(topic, 0, 0)])
+        wait_for(lambda: reader.poll(0.1) and delays, what="the reader is throttled")
+        _, wrong = doctor("--group", name)
+        reader.close()
+    assert wrong[reads]["outcome"] == "warn"
+    assert "a quota delayed a fetch just now by" in wrong[reads]["found"]
+    assert "consumer_byte_rate" in wrong[reads]["advice"]
 
 
 def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, services_with_own_broker):
@@ -148,6 +196,42 @@ def test_a_machine_in_another_time_zone(doctor, monkeypatch):
     time.tzset()
     assert "this machine's Asia/Tokyo" in wrong["spark", "time zone"]["found"]
     assert ("spark", "clock") not in wrong
+
+
+def test_a_catalog_is_probed_on_a_scratch_table(doctor, spark):
+    """In a namespace of its own or in one that exists; afterwards the catalog is as it was."""
+    spark.sql(f"CREATE NAMESPACE {(scratch := f'lake.scratch_{uuid4().hex[:8]}')}")
+
+    def left():
+        namespaces = [row[0] for row in spark.sql("SHOW NAMESPACES IN lake").collect()]
+        return [one for one in namespaces if one.startswith("kafka_liveness_probe")], spark.sql(
+            f"SHOW TABLES IN {scratch}"
+        ).collect()
+
+    for where in ("lake", scratch):
+        code, wrong = doctor("--probe-catalog", where)
+        assert code == 0
+        assert [at for at in wrong if at[0] == f"catalog {where}"] == []
+    assert left() == ([], [])
+    code, wrong = doctor("--probe-catalog", "nowhere")
+    assert code == 1
+    assert "has no catalog 'nowhere'" in wrong["catalog nowhere", "create"]["found"]
+    assert wrong["catalog nowhere", "race"]["outcome"] == "unknown"
+
+
+def test_a_probe_reports_what_a_catalog_does_otherwise(services):
+    """One that forbids deletion, as Nessie does, and has properties of its own."""
+    session = connect(services.spark_remote)
+    for name, value in (("gc.enabled", "false"), ("commit.retry.num-retries", "4")):
+        session.conf.set(f"spark.sql.catalog.lake.table-override.{name}", value)
+    try:
+        found = {one.check: one for one in probe(session, "lake")}
+    finally:
+        end(session)
+    assert {check for check, one in found.items() if one.outcome is not Outcome.OK} == {"properties", "drop"}
+    assert "commit.retry.num-retries=4, gc.enabled=false" in found["properties"].found
+    assert "expires no snapshot" in found["expiry"].found
+    assert "its files are still there" in found["drop"].found
 
 
 def test_a_class_that_is_not_there_is_an_answer(spark, capfd):

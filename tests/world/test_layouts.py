@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from itertools import count
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
-from kafka_liveness_dagster.core.layout import Layout
+from kafka_liveness_dagster.core.layout import BY_KAFKA_PARTITION, Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.iceberg import write
@@ -30,6 +31,20 @@ GATE = ("by Kafka's partitions", "by bucket, overwritten")
 """The layouts of the gate; the others are left to ``make certify``."""
 EACH_LAYOUT = [pytest.param(name, marks=() if name in GATE else pytest.mark.certify) for name in LAYOUTS]
 APPENDED = [one for one in EACH_LAYOUT if LAYOUTS[one.values[0]].snapshots == "append"]
+
+
+METRICS = "write.metadata.metrics"
+
+
+def make(session, table, partition_by, properties):
+    """A table of somebody else's, for the rows of ``frame``."""
+    session.sql(f"CREATE NAMESPACE {table.rpartition('.')[0]}")
+    fields = f"PARTITIONED BY ({', '.join(partition_by)})" if partition_by else ""
+    settings = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
+    session.sql(
+        f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string, placed_at timestamp) "
+        f"USING iceberg {fields} TBLPROPERTIES ({settings})"
+    )
 
 
 def orders(start, end, partition=0):
@@ -312,13 +327,72 @@ def test_partitions_that_somebody_changed_since(warm_spark, table):
     assert held(warm_spark, table) == expected | once("second", orders(60, 80))
 
 
-@pytest.mark.parametrize("column", ["topic", "partition", "offset"])
-def test_a_table_whose_files_say_nothing_of_their_offsets_is_refused(warm_spark, table, column):
-    """Without them nobody could tell two writers of the same offsets: with the remedy, and nothing is written."""
-    layout = Layout(partition_by=())
-    put(warm_spark, table, orders(0, 10), by="first", layout=layout)
-    metrics = f"write.metadata.metrics.column.{column}"
-    warm_spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{metrics}'='none')")
-    with pytest.raises(TableSchemaError, match=f"statistics of {column} .*'{metrics}'='full'"):
-        put(warm_spark, table, orders(10, 20), by="second", layout=layout)
-    assert held(warm_spark, table) == once("first", orders(0, 10))
+@pytest.mark.parametrize(
+    ("partition_by", "settings", "fix"),
+    [
+        (BY_KAFKA_PARTITION, {"write.format.default": "avro"}, "'write.format.default'='parquet'"),
+        (BY_KAFKA_PARTITION, {f"{METRICS}.default": "counts"}, f"'{METRICS}.column.offset'='full'"),
+        (
+            BY_KAFKA_PARTITION,
+            {f"{METRICS}.max-inferred-column-defaults": "0"},
+            f"'{METRICS}.column.offset'='full'",
+        ),
+        ((), {"write.spark.accept-any-schema": "true"}, "'write.spark.accept-any-schema'='false'"),
+        ((), {"write.merge.isolation-level": "snapshot"}, "'write.merge.isolation-level'='serializable'"),
+        ((), {f"{METRICS}.column.topic": "none"}, f"'{METRICS}.column.topic'='full'"),
+    ],
+    ids=lambda one: next(iter(one.values()), "") if isinstance(one, dict) else None,
+)
+def test_a_table_that_could_refuse_a_later_batch_refuses_the_first(warm_spark, table, partition_by, settings, fix):
+    """With the statement that changes it; after that, batches are written, replaced and cut through."""
+    make(warm_spark, table, partition_by, settings)
+    with pytest.raises(TableSchemaError, match=re.escape(f"ALTER TABLE {table} SET TBLPROPERTIES ({fix})")) as error:
+        put(warm_spark, table, orders(0, 10), by="first", layout=Layout())
+    assert held(warm_spark, table) == Counter()
+    warm_spark.sql(str(error.value).partition("Fix: ")[2])
+    for by, ranges in (("first", orders(0, 10)), ("second", orders(10, 20)), ("again", orders(5, 15))):
+        put(warm_spark, table, ranges, by=by, layout=Layout())
+    expected = once("first", orders(0, 5)) | once("again", orders(5, 15)) | once("second", orders(15, 20))
+    assert held(warm_spark, table) == expected
+
+
+def test_a_table_that_could_refuse_a_later_batch_is_not_created(services, table):
+    """Also where the catalog's defaults are what it would be created with."""
+    layout = Layout(table_properties={"write.format.default": "avro"})
+    session = connect(services.spark_remote)
+    try:
+        with pytest.raises(TableSchemaError, match=r"'write\.format\.default'='parquet'"):
+            put(session, table, orders(0, 10), by="first", layout=layout)
+        session.conf.set("spark.sql.catalog.lake.table-override.write.merge.isolation-level", "snapshot")
+        with pytest.raises(TableSchemaError, match=r"write\.merge\.isolation-level=snapshot .* not created"):
+            put(session, table, orders(0, 10), by="first", layout=Layout(partition_by=()))
+        assert not session.catalog.tableExists(table)
+    finally:
+        end(session)
+
+
+@pytest.mark.parametrize("partition_by", [BY_KAFKA_PARTITION, ()], ids=["by Kafka's partitions", "by nothing"])
+def test_files_of_others_without_bounds_are_merged(warm_spark, table, partition_by):
+    """In Avro, which has none: they may hold these offsets. No row is lost, and none is there twice."""
+    make(warm_spark, table, partition_by, {"write.format.default": "avro"})
+    frame(warm_spark, orders(0, 30), by="them").writeTo(table).append()
+    warm_spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='parquet')")
+    put(warm_spark, table, orders(30, 40), by="new", layout=Layout())
+    put(warm_spark, table, orders(20, 35), by="again", layout=Layout())
+    expected = once("them", orders(0, 20)) | once("again", orders(20, 35)) | once("new", orders(35, 40))
+    assert held(warm_spark, table) == expected
+
+
+def test_a_transform_that_is_not_deterministic_is_merged_after_the_statement_of_its_refusal(warm_spark, table):
+    """Spark runs no MERGE of it by copy-on-write, Iceberg's default for a table that others created."""
+    make(warm_spark, table, (), {"write.merge.mode": "copy-on-write"})
+
+    def random_rows(ranges):
+        return frame(warm_spark, ranges, by="us").withColumn("written_by", F.expr("uuid()"))
+
+    write(warm_spark, table, [orders(0, 20)], lambda: random_rows(orders(0, 20)), layout=Layout())
+    with pytest.raises(TableSchemaError, match="is not deterministic") as error:
+        write(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=Layout())
+    warm_spark.sql(str(error.value).partition("Fix: ")[2])
+    write(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=Layout())
+    assert sorted(row["offset"] for row in warm_spark.table(table).collect()) == list(range(20))

@@ -155,6 +155,19 @@ def test_a_stalled_member_leaves_at_its_process_timeout(group):
         stall.ends_in_time(group, SHORT)
 
 
+def test_a_process_that_can_start_no_thread_leaves_its_group_and_cancels_its_work(group, no_threads):
+    """Its user's limit or its container's is reached: what the watchdog does beside the leave is done after it."""
+    done, names = [], []
+    with group.consumer(max_batch_seconds=SHORT) as consumer:
+        consumer.on_fence(lambda: done.append(len(group.members())))
+        stall = Stall(lambda: whole_topic(consumer))
+        with no_threads(names):
+            stall.ends_in_time(group, SHORT)
+            wait_for(lambda: done)
+        assert done == [0], "cancelled while it was in the group: a Spark that does not answer would keep it there"
+        assert {"kafka-liveness-tell", "kafka-liveness-cancel"} <= set(names)
+
+
 def test_a_batch_may_take_longer_than_the_session(group):
     """Heartbeats go on while the op works: a batch three times as long as the session commits."""
     with group.consumer() as consumer:

@@ -179,6 +179,42 @@ def test_deleted_rows_are_gone_from_the_files(spark, table, ledger):
     assert held(spark, table) == [(0, offset) for offset in range(30) if offset not in (3, 14)]
 
 
+def test_a_table_that_forbids_deletion_keeps_its_snapshots_and_files(live, table, spark):
+    """With ``gc.enabled=false``, which Nessie sets, expiry and orphan files are skipped, and the run succeeds."""
+    live.run(lambda batch: batch.select("topic", "partition", "offset"))
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('gc.enabled'='false')")
+    before, rows = Maintenance(spark, IcebergTable(table)).figures(), held(spark, table)
+    [file, *_] = (row[0] for row in spark.sql(f"SELECT file_path FROM {table}.files").collect())
+    orphan = Path(file.removeprefix("file:")).with_name("died.parquet")
+    orphan.write_bytes(b"of a batch that died")
+    os.utime(orphan, (0, 0))
+    asset = kl.kafka_asset(**live.settings)(lambda batch: batch)
+    resources = dg.Definitions(resources={"kafka": live.kafka, "spark": live.spark})
+    with dg.DagsterInstance.ephemeral() as instance:
+        run, shown = run_job(instance, asset, resources)
+    assert run.success
+    assert "gc.enabled=false" in shown["not_deleted"]
+    assert "orphan_files_removed" not in shown
+    after = Maintenance(spark, IcebergTable(table)).figures()
+    assert after.snapshots >= before.snapshots, "nothing is expired"
+    assert after.files < before.files, "small files are compacted"
+    assert orphan.exists()
+    assert held(spark, table) == rows
+
+
+def test_snapshots_are_kept_as_long_as_the_table_says(spark, table, ledger):
+    """A table's ``history.expire`` properties keep more than the settings of the asset."""
+    for start in range(0, 60, 10):
+        put(spark, ledger, orders(start, start + 10))
+        ledger.accounts([TopicPartition("orders", 0)])
+    work = Maintenance(spark, IcebergTable(table))
+    for key, value, kept in (("max-snapshot-age-ms", "3600000", 6), ("min-snapshots-to-keep", "4", 4)):
+        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('history.expire.{key}'='{value}')")
+        work.expire(time.time(), max_age=0.0, max_snapshots=1)
+        assert work.figures().snapshots == kept
+        spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('history.expire.{key}')")
+
+
 def run_job(instance, asset, resources):
     """One run of the maintenance job; what it showed on the table's asset."""
     job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_maintenance_job")

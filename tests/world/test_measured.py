@@ -24,7 +24,7 @@ DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "kafka-liveness.json").read_
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 RECORDS, BATCH, WAITING = 60, 20, 5
-QUIET = {metrics.FENCES, metrics.RETRIES}  # nothing in this story is counted by them
+QUIET = {metrics.FENCES, metrics.RETRIES, metrics.THROTTLE_TIME}  # nothing in this story is counted by them
 
 
 class Prometheus:

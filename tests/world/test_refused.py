@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 
+from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError, TableSchemaError
+from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError, StorageError, TableSchemaError
 from kafka_liveness_dagster.spark.iceberg import write
+from tests.timeouts import connect
 
 BATCH = (OffsetRange("orders", 3, 0, 5),)
 KEY = ("'orders' AS topic", "3 AS partition", "id AS offset")
@@ -124,10 +127,39 @@ def test_a_table_that_has_such_a_name_says_how_to_mend_it(warm_spark, refused, m
         pytest.param("v int", "'a' AS v", TableSchemaError, 'safely cast `v` "STRING" to "INT"', id="text for int"),
         pytest.param("v array<int>", "array('a') AS v", TableSchemaError, r"safely cast `v`\.`element`", id="array"),
         pytest.param(
-            "v struct<a: int, b: int>", "named_struct('a', 1) AS v", TableSchemaError, r"column `v`\.`b`", id="less"
+            "v struct<a: int, b: int not null>",
+            "named_struct('a', 1) AS v",
+            TableSchemaError,
+            "lack `v`.`b`, which the table requires",
+            id="required inside",
         ),
         pytest.param(
-            "v struct<a: int>", "named_struct('a', 1, 'b', 2) AS v", TableSchemaError, "extra fields `b`", id="more"
+            "v map<struct<a: int>, int>",
+            "map(named_struct('a', 1, 'b', 2), 1) AS v",
+            TableSchemaError,
+            "extra fields `b`",
+            id="key of a map",
+        ),
+        pytest.param(
+            "v struct<a: int>",
+            "named_struct('a', 1, 'b', INTERVAL '1' YEAR) AS v",
+            TableSchemaError,
+            r"cannot have `v`\.`b` of type interval",
+            id="interval inside",
+        ),
+        pytest.param(
+            "v array<struct<a: int>>",
+            "array(named_struct('a', 'x', 'b', 1)) AS v",
+            TableSchemaError,
+            r"safely cast `v`\.`element`\.`a`",
+            id="text inside",
+        ),
+        pytest.param(
+            "v struct<a: decimal(4, 2)>",
+            "named_struct('a', CAST(id + 9999 AS decimal(9, 0)), 'b', 1) AS v",
+            SparkFailedError,
+            "(?i)overflow|cannot be represented",
+            id="too large inside",
         ),
         pytest.param("v int", "1 AS V", TableSchemaError, "differ by case only: `v`, `V`", id="case"),
         pytest.param("v int not null", "1 AS w", TableSchemaError, "lack v, which the table requires", id="required"),
@@ -201,6 +233,82 @@ def test_a_view_is_no_table(warm_spark, refused, made, broken):
     refused(TableSchemaError, f"{view} is a view: nothing was written", view, "1 AS v")
 
 
+def rows_of_five(session, *columns):
+    """One row for each offset of the batch."""
+    return session.range(0, 5, 1, 1).selectExpr(*KEY, *columns)
+
+
+@pytest.fixture
+def own_session(warm_spark, services):
+    """A session whose settings no other test has."""
+    session = connect(services.spark_remote)
+    yield session
+    session.stop()
+
+
+@pytest.mark.parametrize("snapshots", ["overwrite", "append"])
+@pytest.mark.parametrize("setting", ["spark.wap.branch", "spark.wap.id"])
+def test_settings_that_put_rows_aside_are_named(own_session, made, rows, everything, setting, snapshots):  # noqa: PLR0917
+    """Iceberg would write to a branch, or stage the rows: the run is green, and no row is in the table.
+
+    The server has the setting, the transform sets it, or another writer of the session does.
+    """
+    table, other = made("v int", by="TBLPROPERTIES ('write.wap.enabled'='true')"), (OffsetRange("orders", 3, 5, 10),)
+    layout = Layout(snapshots=snapshots)
+    write(own_session, table, BATCH, lambda: rows_of_five(own_session, "1 AS v"), layout=layout)
+
+    def sets():
+        own_session.sql(f"SET {setting} = audit")
+        return own_session.range(5, 10).selectExpr(*KEY, "2 AS v")
+
+    before = everything()
+    for _ in range(2):
+        with pytest.raises(TableSchemaError, match=f"{setting}.*write.wap.enabled.*othing was written") as told:
+            write(own_session, table, other, sets, layout=layout)
+    assert f"ALTER TABLE {table} UNSET TBLPROPERTIES ('write.wap.enabled')" in str(told.value)
+    assert everything() == before
+    own_session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('write.wap.enabled')")
+    assert write(own_session, table, other, sets, layout=layout).rows == 5
+    assert [(row["offset"], row["v"]) for row in rows(table)] == [(n, n // 5 + 1) for n in range(10)]
+
+
+def test_a_table_that_its_catalog_would_create_for_an_audit_is_not_created(own_session, tmp_path):
+    """The first batch would be staged, and the table would be empty; without the setting it is in the table."""
+    own = "spark.sql.catalog.own"
+    for name, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "hadoop",
+        ".warehouse": str(tmp_path / "warehouse"),
+        ".table-default.write.wap.enabled": "true",
+    }.items():
+        own_session.conf.set(own + name, value)
+    own_session.conf.set("spark.wap.branch", "audit")
+    with pytest.raises(TableSchemaError, match=r"own\.shop\.orders .*spark\.wap\.branch='audit'.*othing was written"):
+        write(own_session, "own.shop.orders", BATCH, lambda: rows_of_five(own_session))
+    assert not list(tmp_path.rglob("*.json"))
+    own_session.conf.unset("spark.wap.branch")
+    write(own_session, "own.shop.orders", BATCH, lambda: rows_of_five(own_session))
+    assert own_session.table("own.shop.orders").count() == 5
+
+
+@pytest.mark.parametrize("snapshots", ["overwrite", "append"])
+def test_a_table_that_is_replaced_by_a_view_is_named(warm_spark, made, snapshots):
+    """While the batch is written, and before the next one; also a view that shows Iceberg's own columns."""
+    table = made("v int")
+    aside, layout = f"{table}_aside", Layout(snapshots=snapshots)
+
+    def replaces():
+        if not warm_spark.catalog.tableExists(aside):
+            warm_spark.sql(f"ALTER TABLE {table} RENAME TO {aside.partition('.')[2]}")
+            warm_spark.sql(f"CREATE VIEW {table} AS SELECT *, _partition FROM {aside}")
+        return rows_of_five(warm_spark, "1 AS v")
+
+    for _ in range(2):
+        with pytest.raises(TableSchemaError, match=f"{table} is a view: nothing was written"):
+            write(warm_spark, table, BATCH, replaces, layout=layout)
+    assert warm_spark.table(aside).count() == 0
+
+
 def test_a_table_of_another_format_is_named(warm_spark, refused, table):
     """The catalog of the session has tables too."""
     name = table.replace("lake.", "spark_catalog.")
@@ -225,7 +333,36 @@ def test_a_table_with_another_key_is_refused(refused, made, key, match):
 def test_a_warehouse_that_cannot_be_written_leaves_no_namespace(services, refused, table):
     """No rights, or something else in the folder's place: the catalog has neither the table nor its namespace."""
     (Path(services.warehouse) / table.split(".")[1]).write_text("a file where the folder should be")
-    refused(SparkFailedError, f"could not write orders:3:0-5 to {table} .*Failed to create", table, "1 AS v")
+    says = f"orders:3:0-5 could not be written to {table}: its store does not take or give files .*Parent path is not"
+    refused(StorageError, says, table, "1 AS v")
+
+
+@pytest.fixture
+def small_disk(services, made):
+    """Make a table whose data files are on a disk of 64 kB: ``small_disk(columns) -> its name``."""
+    folders = []
+
+    def make(columns):
+        table = made(columns)
+        folders.append(Path(services.warehouse, *table.split(".")[1:], "data"))
+        folders[0].mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folders[0])]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            folders.clear()
+            pytest.skip("only root may mount a small disk")
+        return table
+
+    yield make
+    for folder in folders:
+        umount = ["umount", "-l", str(folder)]
+        subprocess.run(umount, check=True)
+
+
+def test_a_store_that_is_full_is_the_storages_error(refused, small_disk):
+    """No record is looked for, and no transform is to be mended."""
+    table, large = small_disk("v string"), "array_join(transform(sequence(1, 9999), x -> string(rand())), '') AS v"
+    error = refused(StorageError, f"{table}: its store is full .*No space left on device.*free space", table, large)
+    assert isinstance(error.__cause__, PySparkException)
 
 
 def test_a_column_that_another_writer_adds_meanwhile_is_its_column(warm_spark, made, rows):
@@ -239,6 +376,23 @@ def test_a_column_that_another_writer_adds_meanwhile_is_its_column(warm_spark, m
 
     assert write(warm_spark, table, BATCH, make).attempts == 2
     assert [(row["offset"], row["v"], row["n"]) for row in rows(table)] == [(n, None, 1) for n in range(5)]
+
+
+def test_a_field_that_another_writer_adds_meanwhile_is_its_field(warm_spark, made, rows):
+    """Both lanes begin with the new transform at once; or somebody adds a field that the transform does not know."""
+    table = made("v struct<a: int>")
+    for batch, (fields, theirs) in enumerate([("'a', 1, 'b', 2", "b"), ("'a', 1, 'b', 2", "c"), ("'d', 3", "e")]):
+        others = [f"ADD COLUMNS (v.{theirs} int)"]
+
+        def make(fields=fields, others=others, batch=batch):
+            if others:
+                warm_spark.sql(f"ALTER TABLE {table} {others.pop()}")
+            return warm_spark.range(batch, batch + 1).selectExpr(*KEY, f"named_struct({fields}) AS v")
+
+        assert write(warm_spark, table, (OffsetRange("orders", 3, batch, batch + 1),), make).attempts == 2
+    none = dict.fromkeys("abcde")
+    expected = [{**none, "a": 1, "b": 2}, {**none, "a": 1, "b": 2}, {**none, "d": 3}]
+    assert [row["v"] for row in rows(table)] == expected
 
 
 def test_odd_names_are_columns_like_any_other(warm_spark, table, rows):

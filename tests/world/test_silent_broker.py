@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from uuid import uuid4
+
+import dagster as dg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.watch import changes
+from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.sensor.look import GroupLook
 from tests.chaos.services import Broker
 from tests.timeouts import set_timeouts
 from tests.waiting import wait_for
-from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on
+from tests.world.lonely import AFTER, BUDGET, GIVE_UP, SIZE, Lonely, ends, goes_on
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +76,47 @@ def test_while_it_waits_for_data(lonely, broker, rows):
         ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
     broker.proxy.talk()
     goes_on(lonely, rows)
+
+
+def test_who_was_cut_off_is_not_told_that_it_was_silent(broker, produce):
+    """Its session passed without a broker: that is no paused machine, and says nothing of other members."""
+    direct, topic = f"127.0.0.1:{broker.port}", f"orders-{uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": direct, "log_level": 0})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    produce(direct, topic, 0, map(str, range(SIZE)))
+    timeouts = {"session_timeout_seconds": 6, "heartbeat_interval_seconds": 0.5}
+    kafka = kl.KafkaLivenessResource(bootstrap_servers=f"127.0.0.1:{broker.proxy.port}", **timeouts)
+    serving = kl.Membership(liveness="progress")  # the group is answered beside the batch: who is cut off is so at once
+    with kafka.consumer(topics=[topic], group_id=topic, max_batch_seconds=GIVE_UP, membership=serving) as consumer:
+        batch, cut = consumer.poll(GIVE_UP), threading.Event()
+        consumer.on_fence(cut.set)
+        broker.end()
+        try:
+            wait_for(cut.is_set, what="the session has passed")
+        finally:
+            broker.start()
+        with pytest.raises(FencedError, match=r"no broker answered this member.*session.*Fix: .*brokers") as cut_off:
+            consumer.commit(batch)
+        assert cut_off.value.reason is FenceReason.BROKERS_UNAVAILABLE
+        assert consumer.poll(GIVE_UP).ranges == batch.ranges
+
+
+def test_a_run_that_a_signal_ended_did_not_crash(lonely):
+    """A host that shuts down: another run has its partitions before the sensor looks, and Dagster says *failed*."""
+    with dg.DagsterInstance.from_config(str(lonely.home)) as instance, lonely.start(pauses_in="transform") as run:
+
+        def seen():
+            return GroupLook.of(lonely.cluster, instance, lonely.group, [lonely.topic]).snapshot
+
+        run.said("transform")
+        _, memory = changes(None, seen(), 0.0, GIVE_UP)
+        run.interrupt()
+        run.end()
+        with kl.KafkaLivenessResource(**lonely.kafka).consumer(topics=[lonely.topic], group_id=lonely.group) as other:
+            assert other.poll(GIVE_UP).ranges
+            events, _ = changes(memory, seen(), 5.0, GIVE_UP)
+    left = [(event.run, event.reason) for event in events if isinstance(event, MemberLeft)]
+    assert left == [(run.run_id[:8], LeaveReason.INTERRUPTED)]
 
 
 def test_before_it_joins(lonely, broker, rows):

@@ -96,7 +96,7 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     assert [row["offset"] for row in rows(world.table)] == list(range(OFFSETS))
     late = world.said(run, "longer than its process timeout")
     assert late[0].startswith(f"{world.topic}:0:0-4: ")
-    assert "At most 2 offsets next" in late[0]
+    assert "The next batch has at most 2 offsets" in late[0]
     assert re.match(rf"{world.topic}:0:0-4: \d of \d tasks after \d+ s", world.said(run, "tasks after")[0])
     committed = world.said(run, "committed ")
     assert committed[0].startswith(f"committed {world.topic}:0:0-2: 2 rows")
@@ -127,7 +127,7 @@ def test_what_is_slow_in_python_comes_again_at_half_its_size_too(world, rows, bu
     run = world.run(world.asset(transform, **({"sink": sink, "table": None} if slow == "sink" else {})))
     assert run.success, run.failure_data_for_node("orders").error.cause
     assert [row["offset"] for row in rows(world.table)] == list(range(OFFSETS))
-    assert "At most 2 offsets next" in world.said(run, "longer than its process timeout")[0]
+    assert "The next batch has at most 2 offsets" in world.said(run, "longer than its process timeout")[0]
 
 
 def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
@@ -149,7 +149,7 @@ def test_a_search_for_bad_records_that_takes_too_long_comes_again_at_half_its_si
     transform = lambda batch: batch.selectExpr("topic", "partition", "offset", f"{number} AS number")  # noqa: E731
     run = world.run(world.asset(transform, max_poll_records=OFFSETS, batching=batching))
     assert run.success, run.failure_data_for_node("orders").error.cause
-    assert "At most 2 offsets next" in world.said(run, "longer than its process timeout")[0]
+    assert "The next batch has at most 2 offsets" in world.said(run, "longer than its process timeout")[0]
     assert [row["offset"] for row in rows(world.table)] == [1, 2, 3]
     assert [row["offset"] for row in rows(f"{world.table}_dead_letters")] == [0]
 

@@ -9,24 +9,33 @@ import subprocess
 import sys
 import time
 import weakref
+from datetime import datetime
 from functools import partial
 
 import pytest
 from pyspark.errors.exceptions.connect import SparkConnectException
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.spark import session as sessions
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
+from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.job import SparkJob
 from kafka_liveness_dagster.spark.ledger import TableLedger
 from kafka_liveness_dagster.spark.session import connect as connect_at_once
 from kafka_liveness_dagster.spark.session import end
+from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.transformed import Transformed
 from tests.remotes import spark_at
 from tests.timeouts import CONNECT_SECONDS, connect, seconds
 from tests.waiting import wait_for
 from tests.world import interrupted
+from tests.world.silent_proxy import SilentProxy
 
 IN_TIME = seconds(30)  # pyspark alone would go on for ten minutes
 
@@ -92,10 +101,9 @@ def test_an_unreachable_server_is_named_in_time():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     began = time.monotonic()
-    with pytest.raises(
-        SparkUnreachableError, match=f"no Spark Connect server.*localhost:{port}.*kafka-liveness up"
-    ) as e:
-        connect_at_once(f"sc://localhost:{port}/;token=s3cr3t", timeout_seconds=2)
+    says = rf"no Spark Connect server.*localhost:{port}/;token=\*\*\* \(.*refused\): .*kafka-liveness up"
+    with pytest.raises(SparkUnreachableError, match=says) as e:
+        connect_at_once(f"sc://localhost:{port}/;token=s3cr3t")
     assert time.monotonic() - began < IN_TIME
     assert "s3cr3t" not in str(e.value)
 
@@ -117,6 +125,81 @@ def test_a_server_that_accepts_and_says_nothing_is_named_in_time():
         with pytest.raises(SparkUnreachableError, match="no Spark Connect server answered"):
             connect_at_once(f"sc://localhost:{silent.getsockname()[1]}", timeout_seconds=2)
         assert time.monotonic() - began < IN_TIME
+
+
+def test_a_server_that_is_slow_is_waited_for(services, monkeypatch):
+    """It accepts the connection, and has no time for it yet; how long it may take is a setting."""
+    monkeypatch.setattr(sessions, "_ACCEPTED_WITHIN_SECONDS", 0.5)
+    port, said = int(re.search(r":(\d+)", services.spark_remote)[1]), []
+    with SilentProxy(port) as proxy:
+        remote = services.spark_remote.replace(f":{port}", f":{proxy.port}")
+
+        def say(sentence):
+            said.append(sentence)
+            proxy.talk()
+
+        proxy.fall_silent()
+        session = connect_at_once(remote, timeout_seconds=seconds(CONNECT_SECONDS), say=say)
+        assert session.range(3).count() == 3
+        end(session)
+        assert len(said) == 1
+        assert "accepts connections, and opened no session" in said[0]
+        proxy.fall_silent()
+        with pytest.raises(SparkUnreachableError, match=r"within 1 s.*connect_timeout_seconds"):
+            kl.SparkConnectResource(remote=remote, connect_timeout_seconds=1.0).session()
+
+
+def test_the_processs_own_session_may_be_dead(services, make_topic, produce, table, monkeypatch):
+    """A notebook's, or one of `getOrCreate()`: pyspark asks it for settings, in our calls too."""
+    topic = make_topic()
+    produce(services.bootstrap_servers, topic, 0, "a")
+    options, ranges = {"kafka.bootstrap.servers": services.bootstrap_servers}, (OffsetRange(topic, 0, 0, 1),)
+    own = connect(services.spark_remote)
+    own.client._server_session_id = "of the server before"
+    monkeypatch.setattr(ConnectSession._active_session, "session", own, raising=False)
+    monkeypatch.setattr(ConnectSession, "_default_session", own)
+    monkeypatch.setattr("pyspark.errors.utils._enable_debugging_cache", None)
+    seen = []
+
+    def transform(batch):
+        seen.append(ConnectSession.builder.getOrCreate())
+        return batch.withColumn("read_at", F.lit(datetime(2026, 11, 26)))  # noqa: DTZ001 - Spark's own kind
+
+    def sink(replacement):
+        seen.append(ConnectSession.getActiveSession())
+        return replacement.rows.count()
+
+    session = connect(services.spark_remote)
+    rows = Transformed(transform, session, ranges, options)
+    assert TableLedger(IcebergTable(table), lambda: session).accounts([]) == {}
+    with SparkJob(session):
+        assert write(session, table, ranges, rows).rows == 1
+        assert replace(sink, ranges, rows).rows == 1
+    assert set(seen) == {session}
+    assert ConnectSession._active_session.session is own
+    assert not own.is_stopped, "nobody asked it"
+    end(session)
+
+
+@pytest.fixture
+def small_spark(tmp_path, monkeypatch):
+    """A server of the test's own, with 600 MB of memory."""
+    (tmp_path / "spark.conf").write_text("spark.driver.memory 600m\n")
+    monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
+    try:
+        yield embedded.ensure(which=("spark",), home=tmp_path / "home").spark_remote
+    finally:
+        embedded.stop(tmp_path / "home")
+
+
+@pytest.mark.certify
+def test_a_spark_that_runs_out_of_memory_is_lost_and_no_transform_is_to_blame(small_spark):
+    """It ends itself, and answers for some seconds more that its SparkContext is stopped."""
+    session = connect(small_spark)
+    says = r"was lost in the middle of a batch: it ended.*ran out of memory.*spark\.driver\.memory"
+    with pytest.raises(SparkUnreachableError, match=says), SparkJob(session):
+        frame = session.range(1_000).selectExpr("repeat(string(id), 900000000) AS v")
+        frame.write.format("noop").mode("overwrite").save()
 
 
 def test_a_wrong_token_is_named_and_never_shown(services):

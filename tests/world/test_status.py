@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.telemetry.metrics import GROUP, PARTITION, TOPIC, prometheus
+from tests.waiting import wait_for
 from tests.world.one_group import NO_SPARK, join
 
 
@@ -177,6 +178,22 @@ def test_status_shows_static_members_and_paused_partitions(world, run):
     assert found["members"][0]["group_instance_id"] == "orders-1"
     assert found["members"][0]["runs"] == [consumer._link.mark]
     assert found["partitions"][3]["first_log"]["mark"] == "paused"
+
+
+def test_a_member_that_names_itself_after_a_terminal_is_shown_as_text(world, run):
+    """Escape sequences would move the reader's cursor, and rich's own marks would end the command or hide a word."""
+    w, name = world, "\x1b]0;mine\x07[/red][bold]kcat\n"
+    member = Consumer({"bootstrap.servers": w._servers, "group.id": w.group, "client.id": name})
+    try:
+        member.subscribe([w.topic])
+        wait_for(lambda: member.poll(0.1) or member.assignment(), what="it is a member")
+        told, found = run("status", w.group), json.loads(run("status", w.group, "--json").stdout)
+    finally:
+        member.close()
+    assert told.exit_code == 0, told.output
+    assert r"\x1b]0;mine\x07[/red][bold]kcat\n" in told.stdout
+    assert "\x1b" not in told.stdout
+    assert found["members"][0]["client_id"] == r"\x1b]0;mine\x07[/red][bold]kcat\n"
 
 
 def test_status_names_what_another_program_committed(world, run):

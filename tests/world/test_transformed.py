@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 import dagster as dg
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.errors import (
+    KafkaSourceError,
+    RowsOutsideBatchError,
     SparkCancelledError,
     SparkFailedError,
     TransformError,
@@ -17,6 +26,7 @@ from kafka_liveness_dagster.spark.errors import (
 )
 from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.job import SparkJob
+from kafka_liveness_dagster.spark.query import query
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.transformed import Transformed
 from tests.timeouts import connect
@@ -188,3 +198,185 @@ def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestam
     assert (warm_spark.catalog.tableExists(table), written) == (False, [])
     ranges = OffsetRange(topic, 0, 0, 5), OffsetRange(topic, 1, 0, 6), OffsetRange(topic, 1, 7, 9)
     assert write(warm_spark, table, ranges, transformed(*ranges)).rows == 13
+
+
+def by_view(batch):
+    """A temporary view that a query reads twice."""
+    batch.createOrReplaceTempView("orders_of_a_test")
+    of_view = "SELECT * FROM orders_of_a_test WHERE offset <= (SELECT max(offset) FROM orders_of_a_test)"
+    return batch.sparkSession.sql(of_view)
+
+
+def kept(batch, keep):
+    """What is kept, and read twice."""
+    batch = keep(batch)
+    return batch.where("offset % 2 = 0").unionByName(batch.where("offset % 2 = 1"))
+
+
+def joined_with_itself(batch):
+    """Each record beside the one before it."""
+    before = batch.selectExpr("partition", "offset + 1 AS offset", "value AS before")
+    return batch.join(before, ["partition", "offset"], "left")
+
+
+BRANCHING = {
+    "union": lambda batch: batch.where("offset % 2 = 0").unionByName(batch.where("offset % 2 = 1")),
+    "join": lambda batch: batch.join(batch.groupBy("partition").agg(F.max("offset").alias("last")), "partition"),
+    "self_join": joined_with_itself,
+    "cache": lambda batch: kept(batch, lambda one: one.cache()),
+    "checkpoint": lambda batch: kept(batch, lambda one: one.localCheckpoint()),
+    "scalar": lambda batch: batch.where(F.col("offset") <= batch.agg(F.max("offset")).scalar()),
+    "sql": lambda batch: query(batch, "SELECT * FROM batch WHERE offset IN (SELECT offset FROM batch)"),
+    "except": lambda batch: batch.exceptAll(batch.where("false")),
+    "look": lambda batch: batch.limit(batch.count()).unionByName(batch.where("false")),
+    "first": lambda batch: batch.crossJoin(batch.limit(1).selectExpr("value AS first")),
+    "view": by_view,
+}
+UNKNOWN = {"view": (None, None), "first": (1.0, None)}
+"""What is not known of a batch: of a view Spark reports nothing, and of a LIMIT what it read for that."""
+
+
+@pytest.fixture
+def orders_of_two_hours(services, timestamps):
+    """What a transform makes of eleven records of one byte: ``of(transform) -> Transformed``, and the oldest's time."""
+    oldest = round(time.time()) * 1000 - 7_200_000
+    topic = timestamps({0: [oldest + 3_600_000 + n for n in range(7)], 1: [oldest + n for n in range(4)]})
+    options = {"kafka.bootstrap.servers": services.bootstrap_servers}
+    ranges = OffsetRange(topic, 0, 0, 7), OffsetRange(topic, 1, 0, 4)
+
+    def of(session, transform):
+        return Transformed(transform, session, ranges, options, weighs=True, dates=True)
+
+    return of, oldest
+
+
+@pytest.mark.parametrize(("snapshots", "names"), [("overwrite", list(BRANCHING)), ("append", ["union", "self_join"])])
+def test_a_transform_may_use_its_batch_twice(warm_spark, orders_of_two_hours, table, snapshots, names):
+    """Also where Spark weighs and dates the records while it reads them: all rows land, and the sums are right."""
+    of, oldest = orders_of_two_hours
+    warm_spark.sql(f"CREATE TABLE {table} (topic string, partition int, offset bigint, extra string) USING iceberg")
+    for name in names:
+        warm_spark.sql(f"DELETE FROM {table}")
+        extra = {"join": "last", "self_join": "before", "first": "first"}.get(name, "value")
+        columns = "topic", "partition", "offset", f"CAST({extra} AS string) AS extra"
+        rows = of(warm_spark, lambda batch: BRANCHING[name](batch).selectExpr(*columns))  # noqa: B023 - called in here
+        written = write(warm_spark, table, rows.ranges, rows, layout=Layout(snapshots=snapshots))
+        weight, age = rows.mean_bytes(), rows.oldest_ms()
+        assert (written.rows, written.attempts) == (11, 1), name
+        assert (weight, age) == (1.0, oldest) or (weight, age) == UNKNOWN.get(name), name
+        found = warm_spark.table(table).selectExpr("partition", "offset", "extra").collect()
+        extras = {"join": lambda p, _: str(6 - 3 * p), "self_join": lambda _, n: "x" if n else None}
+        extra_of = extras.get(name, lambda *_: "x")
+        assert sorted(map(tuple, found)) == [(p, n, extra_of(p, n)) for p, end in enumerate((7, 4)) for n in range(end)]
+
+
+def test_a_sink_may_use_its_rows_twice(warm_spark, orders_of_two_hours):
+    """Joined with themselves, and again for a look at some of them, which reads a part of the batch."""
+    of, oldest = orders_of_two_hours
+    rows = of(warm_spark, BRANCHING["union"])
+
+    def sink(replacement):
+        doubled = replacement.rows.unionByName(replacement.rows).join(replacement.rows, ["partition", "offset"])
+        doubled.write.format("noop").mode("overwrite").save()
+        replacement.rows.limit(1).collect()
+        return doubled.count()
+
+    assert replace(sink, rows.ranges, rows).rows == 22
+    assert (rows.mean_bytes(), rows.oldest_ms()) == (1.0, oldest)
+
+
+def test_an_observation_of_the_transform_that_is_used_twice_is_named(made):
+    """PySpark fails at it when the rows are written (SPARK-56322), with nothing but its name."""
+
+    def transform(batch):
+        seen = batch.observe(Observation(), F.count(F.lit(1)).alias("seen"))
+        return seen.unionByName(seen)
+
+    with pytest.raises(TransformError, match=r"raised TypeError: .*SPARK-56322.*by a name"):
+        made(transform)()
+
+
+@pytest.fixture
+def expired(services, make_topic, produce):
+    """A topic of 20 records of which the broker has deleted the first 10."""
+    topic = make_topic()
+    produce(services.bootstrap_servers, topic, 0, map(str, range(20)))
+    admin, start = AdminClient({"bootstrap.servers": services.bootstrap_servers}), KafkaTopicPartition(topic, 0, 10)
+    admin.delete_records([start])[KafkaTopicPartition(topic, 0)].result()
+    return topic
+
+
+def looks(batch):
+    """Read the batch in the transform."""
+    batch.count()
+    return batch
+
+
+@pytest.mark.parametrize("transform", [lambda batch: batch, looks], ids=["in the write", "in the transform"])
+def test_records_that_are_gone_are_the_fault_of_no_transform(services, warm_spark, expired, table, transform):
+    """The broker deleted them, or their partition: who planned the batch can look at the log again."""
+    options = {"kafka.bootstrap.servers": services.bootstrap_servers}
+    for where, says in (
+        (OffsetRange(expired, 0, 0, 20), "deleted"),
+        (OffsetRange(expired, 7, 0, 20), "no longer"),
+        (OffsetRange(f"{expired}-gone", 0, 0, 20), "no longer"),
+    ):
+        rows = Transformed(transform, warm_spark, [where], options)
+        for fails in (lambda r=rows: write(warm_spark, table, r.ranges, r), lambda r=rows: r.failure(r.ranges)):
+            with pytest.raises(KafkaSourceError, match=f"{where}.*{says}") as told:
+                fails()
+            assert told.value.is_lost
+            assert isinstance(told.value.__cause__, PySparkException)
+    rows = Transformed(transform, warm_spark, [OffsetRange(expired, 0, 10, 20)], options)
+    assert rows.failure(rows.ranges) == ""
+
+
+def test_brokers_that_spark_does_not_reach_are_the_fault_of_no_transform(warm_spark, table):
+    """Nor of a record: nobody looks for one."""
+    fast = {"kafka.default.api.timeout.ms": "1000", "kafka.request.timeout.ms": "1000"}
+    ranges = (OffsetRange("orders", 0, 0, 20),)
+    rows = Transformed(looks, warm_spark, ranges, {"kafka.bootstrap.servers": "127.0.0.1:1", **fast})
+    with pytest.raises(KafkaSourceError, match=r"127\.0\.0\.1:1.*advertised\.listeners") as told:
+        write(warm_spark, table, ranges, rows)
+    assert not told.value.is_lost
+
+
+def test_a_transform_that_stops_its_session_is_told_so(services, make_topic, produce, table):
+    """The server was not started anew; another session of the process does not matter."""
+    topic, options = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
+    produce(services.bootstrap_servers, topic, 0, "abc")
+    ranges = (OffsetRange(topic, 0, 0, 3),)
+
+    def stops(batch):
+        batch.sparkSession.stop()
+        return batch
+
+    def stops_and_looks(batch):
+        return looks(stops(batch))
+
+    for transform in (stops, stops_and_looks):
+        session = connect(services.spark_remote)
+        says = rf"{transform.__name__} stopped .*leave out `spark\.stop\(\)`"
+        with pytest.raises(TransformError, match=says), SparkJob(session):
+            write(session, table, ranges, Transformed(transform, session, ranges, options))
+
+
+def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, produce, table):
+    """An aggregate without grouping gives a row of no records: it has no topic, partition and offset."""
+    topic, options = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
+    produce(services.bootstrap_servers, topic, 0, "abc")
+    keys = [f"max({name}) AS {name}" for name in ("topic", "partition", "offset")]
+    ranges = (OffsetRange(topic, 0, 0, 3),)
+    totals = Transformed(lambda batch: batch.where("value = 'z'").selectExpr(*keys), warm_spark, ranges, options)
+    for fails in (
+        lambda: write(warm_spark, table, ranges, totals),
+        lambda: replace(lambda r: r.rows.count(), ranges, totals),
+    ):
+        with pytest.raises(RowsOutsideBatchError, match=r"row of null:null:null, which is not.*GROUP BY topic"):
+            fails()
+    half = Transformed(
+        lambda batch: batch.selectExpr("topic", "partition", "nullif(offset, 1) AS offset"),
+        *(warm_spark, ranges, options),
+    )
+    with pytest.raises(RowsOutsideBatchError, match=f"row of {topic}:0:null, which is not"):
+        write(warm_spark, table, ranges, half)
