@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.types import StructType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -103,8 +103,8 @@ class IcebergTable:
                 return None
             raise self._is_no_table(kind) from error
         columns = StructType(schema.fields[:-1])
-        if "_partition" in columns.names and (kind := self._kind(session)) == _VIEW:
-            raise self._is_no_table(kind)  # one of a table with Iceberg's own columns
+        if "_partition" in columns.names and self._is_view(session):  # a view that shows Iceberg's own columns
+            raise self._is_no_table(_VIEW)
         check_key(columns, f"table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
         check_names(columns.names, f"columns of table {self.name}", remedy)
@@ -241,6 +241,12 @@ class IcebergTable:
             f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
             "or write with a sink of your own"
         )
+
+    def _is_view(self, session: SparkSession) -> bool:
+        """Return whether it is a view; a table with a column of Iceberg's own cannot be described."""
+        with suppress(PySparkException):
+            return self._kind(session) == _VIEW
+        return False
 
     def _kind(self, session: SparkSession) -> str | None:
         """What it is instead of an Iceberg table; None when it is not there."""
