@@ -6,7 +6,7 @@ committed offsets, tables) survives `stop`; the services survive the process tha
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -114,21 +114,15 @@ def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
     return [name for name, one in found.items() if one]
 
 
-def distrust(spark_remote: str, home: Path | None = None) -> bool:
-    """Note that the Spark at this address answers and can run no job: the next start ends it and starts another.
+def distrust(spark: Started, home: Path | None = None) -> None:
+    """Let the next start end this Spark and start another: it answers, and can run no job.
 
-    Returns:
-        Whether it is the embedded one. While another process starts or stops services nothing is noted.
+    Where another process has restarted Spark meanwhile, nothing changes.
     """
     home = state.home_folder(home)
-    found = _services(home).spark_remote
-    if not found or found != spark_remote:
-        return False
-    with suppress(Timeout), FileLock(home / state.LOCK, timeout=0):
-        started = state.read(home)
-        if started["spark"].ready and _services(home).spark_remote == spark_remote:
-            state.write(home, started | {"spark": replace(started["spark"], ready=False)})
-    return True
+    with _lock(home):
+        if (started := state.read(home)).get("spark") == spark:
+            state.write(home, started | {"spark": replace(spark, ready=False)})
 
 
 def _start_missing(

@@ -60,10 +60,7 @@ class TableLook:
     def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
         """What the table says; None where it cannot be asked, and then ``cannot_tell`` says why."""
         self.asked = True
-        found = self._told(lambda: self._ask(asked))
-        if not self.cannot_tell and not self.exists:  # without a table no read has shown that Spark runs jobs
-            self._check_spark()
-        return found
+        return self._told(lambda: self._ask(asked))
 
     def dead_letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
         """Those of these offsets, after the look; none where they cannot be asked for, and ``cannot_tell`` says why."""
@@ -81,32 +78,19 @@ class TableLook:
             return ask()
         except KafkaLivenessError as error:
             self.cannot_tell = str(error)
-            self._check_spark()
         except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
-            self.cannot_tell = f"Spark says {first_line(error)[:200]}"
-            self._check_spark()
+            self.cannot_tell = self._why_dead() or f"Spark says {first_line(error)[:200]}"
             self._forget()
         return None
 
-    def _check_spark(self) -> None:
-        """Report a Spark that answers and can run no job; the next run starts an embedded one again."""
-        from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
-        from kafka_liveness_dagster.spark.alive import why_dead  # noqa: PLC0415 - pyspark stays lazy
-        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
+    def _why_dead(self) -> str:
+        """Return whether the error is not the table's: the server can run no job at all. Empty where it can."""
+        from kafka_liveness_dagster.spark.alive import FIX, why_dead  # noqa: PLC0415 - pyspark stays lazy
 
-        remote = self.spark.running()
-        session = None if remote is None else _sessions.get(remote)
-        if remote is None or session is None or line_of(session).is_cut:
-            return
-        why = ""
-        with suppress(KafkaLivenessError):  # busy
-            why = why_dead(session, _ASK_SECONDS)
-        if why:
-            is_ours = services.distrust(remote)
-            fix = (
-                "The next run, or `kafka-liveness up`, starts it again" if is_ours else "Fix: restart your Spark server"
-            )
-            self.cannot_tell = f"Spark answers and can run no job ({why}). {fix}"
+        with suppress(Exception):  # the server is busy or away: the error of the table is reported
+            if why := why_dead(self._session(), _ASK_SECONDS):
+                return f"{why} {FIX}"
+        return ""
 
     def _letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
         from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
