@@ -123,7 +123,7 @@ def _ahead(setup: Setup, partitions: Sequence[PartitionStatus]) -> float | Untol
 
 def _spark(url: str, probed: str | None) -> Iterator[Finding]:
     from kafka_liveness_dagster.embedded import jars, ports  # noqa: PLC0415
-    from kafka_liveness_dagster.spark import checkup  # noqa: PLC0415  takes half a second
+    from kafka_liveness_dagster.spark import alive, checkup  # noqa: PLC0415  takes half a second
     from kafka_liveness_dagster.spark.catalog_probe import probe  # noqa: PLC0415
     from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
     from kafka_liveness_dagster.spark.session import connect, end  # noqa: PLC0415
@@ -135,6 +135,9 @@ def _spark(url: str, probed: str | None) -> Iterator[Finding]:
         return
     session = connect(url, timeout_seconds=_SPARK_SECONDS)
     try:
+        if why := alive.why_dead(session, _SERVER_SECONDS):
+            yield Finding("spark", "server", FAIL(f"{why} {alive.FIX}"))
+            return
         yield Finding("spark", "server", OK(f"{host}:{port}"))
         with line_of(session).within(_SERVER_SECONDS, "it was asked how it is set up"):
             server = checkup.server(session)

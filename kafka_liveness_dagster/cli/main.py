@@ -61,6 +61,7 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
 
     They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the folder
     KAFKA_LIVENESS_HOME names). Once a machine about 110 MB of jars are downloaded. Calling it again is harmless.
+    A Spark that answers, but can run no job, is restarted.
 
     \b
     Example:
@@ -68,9 +69,16 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
       export KAFKA_BOOTSTRAP_SERVERS=$(kafka-liveness up --json | jq -r .bootstrap_servers)
       export SPARK_REMOTE=$(kafka-liveness up --json | jq -r .spark_remote)
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.embedded import services, state  # noqa: PLC0415  `--help` must not wait for it
 
-    found = services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores, even_if_down=True)
+    def ensure() -> services.Services:
+        return services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores, even_if_down=True)
+
+    home = state.home_folder()
+    before, found = state.read(home).get("spark"), ensure()
+    if before is not None and before == state.read(home)["spark"] and _is_dead(found.spark_remote):
+        services.distrust(before)
+        found = ensure()
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return
@@ -78,6 +86,21 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     click.echo(f"Spark Connect  {found.spark_remote.partition('/;')[0]} (with its token: up --json)")
     click.echo(f"catalog        {found.catalog_name}, in {found.catalog_uri}")
     click.echo(f"warehouse      {found.warehouse}")
+
+
+def _is_dead(spark_remote: str) -> bool:
+    """Return whether a Spark that ran before can run no job. A busy one is left alone."""
+    from kafka_liveness_dagster.spark.alive import why_dead_at  # noqa: PLC0415  takes half a second
+
+    try:
+        why = why_dead_at(spark_remote)
+    except KafkaLivenessError as error:
+        fix = "If it hangs, run `kafka-liveness down` and `kafka-liveness up`."
+        click.echo(f"Spark is busy or hangs, and was left alone. {fix} ({error})", err=True)
+        return False
+    if why:
+        click.echo(f"{why} It is restarted.", err=True)
+    return bool(why)
 
 
 @main.command()

@@ -114,6 +114,17 @@ def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
     return [name for name, one in found.items() if one]
 
 
+def distrust(spark: Started, home: Path | None = None) -> None:
+    """Let the next start end this Spark and start another: it answers, and can run no job.
+
+    Where another process has restarted Spark meanwhile, nothing changes.
+    """
+    home = state.home_folder(home)
+    with _lock(home):
+        if (started := state.read(home)).get("spark") == spark:
+            state.write(home, started | {"spark": replace(spark, ready=False)})
+
+
 def _start_missing(
     home: Path, which: Collection[str], ports: Mapping[str, int | None], spark_cores: int, *, even_if_down: bool
 ) -> None:

@@ -7,6 +7,7 @@ somebody has written to it. A server that does not answer is left alone for a wh
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,9 +79,18 @@ class TableLook:
         except KafkaLivenessError as error:
             self.cannot_tell = str(error)
         except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
-            self.cannot_tell = f"Spark says {first_line(error)[:200]}"
+            self.cannot_tell = self._why_dead() or f"Spark says {first_line(error)[:200]}"
             self._forget()
         return None
+
+    def _why_dead(self) -> str:
+        """Return whether the error is not the table's: the server can run no job at all. Empty where it can."""
+        from kafka_liveness_dagster.spark.alive import FIX, why_dead  # noqa: PLC0415 - pyspark stays lazy
+
+        with suppress(Exception):  # the server is busy or away: the error of the table is reported
+            if why := why_dead(self._session(), _ASK_SECONDS):
+                return f"{why} {FIX}"
+        return ""
 
     def _letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
         from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy

@@ -228,7 +228,7 @@ def _unreachable(remote: str, refused: Exception, starting: _WhileStarting, time
     return (
         f"Spark Connect at {redacted(remote)} gave no session ({_reason(refused, remote)}): check the token in the "
         "URL, that client and server are the same Spark version, and the server's log: one that ran out of memory "
-        "answers like this until its process is gone"
+        "answers like this until its process is gone; `kafka-liveness up` restarts the embedded one"
     )
 
 

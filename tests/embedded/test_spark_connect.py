@@ -7,19 +7,28 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import checkup
+from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded import jars, spark_connect, state
+from kafka_liveness_dagster.embedded import jars, services, spark_connect, state
+from kafka_liveness_dagster.embedded.ports import free_port
+from kafka_liveness_dagster.sensor.table_look import TableLook
+from kafka_liveness_dagster.spark import alive
+from kafka_liveness_dagster.spark.failed import is_cancelled
 from kafka_liveness_dagster.spark.session import connect, end
 from tests.embedded.stranger import constant, java_of_nobody, tell, unguarded
 
@@ -94,13 +103,87 @@ def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
             }
             with unguarded(java) as control, pytest.raises(Py4JJavaError, match="Cannot find endpoint"):
                 tell(java, control, "BlockManagerMaster", messages["BlockManagerMaster"])
-            for endpoint, message in messages.items():
-                for secret in (None, "guessed"):
-                    with pytest.raises(Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"):
-                        tell(java, port, endpoint, message, secret)
+            for (endpoint, message), secret in zip(messages.items(), (None, "guessed"), strict=True):
+                with pytest.raises(Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"):
+                    tell(java, port, endpoint, message, secret)
         assert spark.range(0, 5, 1, 3).repartition(2).count() == 5
     finally:
         end(spark)
+
+
+def test_up_leaves_a_busy_spark_alone(told, shared_home, monkeypatch):
+    """A job that waits for a core does not show that the server is dead: its batches go on."""
+    before = state.read(shared_home)["spark"]
+    monkeypatch.setattr(alive, "_JOB_SECONDS", 0.5)
+    spark = connect(told["spark_remote"], timeout_seconds=120)
+    busy = spark.range(0, 4, 1, 4).selectExpr("java_method('java.lang.Thread', 'sleep', 600000L + id)")
+    seen = Event()
+    spark.registerProgressHandler(lambda inflight_tasks, **_: inflight_tasks >= 2 and seen.set())
+    try:
+        with ThreadPoolExecutor(1) as aside:
+            batch = aside.submit(busy.collect)
+            try:
+                assert seen.wait(120), "both cores are taken"
+                up = CliRunner().invoke(main, ["up", "--json"])
+                assert not batch.done()
+            finally:
+                spark.interruptAll()
+            assert is_cancelled(batch.exception())
+    finally:
+        end(spark)
+    assert up.exit_code == 0
+    assert "Spark is busy or hangs, and was left alone" in up.stderr
+    assert json.loads(up.stdout) == told
+    assert state.read(shared_home)["spark"] == before
+
+
+@pytest.mark.certify
+def test_a_spark_that_is_dead_behind_an_open_port_is_noticed(home, monkeypatch, tmp_path):
+    """Its executor has stopped, and it answers: doctor and sensor name that, and `up` restarts it."""
+    (tmp_path / "spark.conf").write_text("spark.authenticate false\n")  # for the attack of the test above
+    monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
+    remote = services.ensure(which=("spark",)).spark_remote
+    spark = connect(remote, timeout_seconds=120)
+    spark.sql("create namespace lake.shop")
+    spark.sql("create table lake.shop.orders using iceberg as select 'orders' topic, 0 partition, 70L offset").collect()
+    port = int(spark.conf.get("spark.driver.port"))
+    end(spark)
+    with java_of_nobody() as java:
+        stop = constant(java.org.apache.spark.scheduler.local, "StopExecutor")
+        assert tell(java, port, "LocalSchedulerBackendEndpoint", stop)
+    look = TableLook("lake.shop.orders", kl.SparkConnectResource(), connect_seconds=120)
+    look.accounts({})
+    assert "answers, but can run no job (java.util.concurrent.RejectedExecutionException" in look.cannot_tell
+    assert "`kafka-liveness up` restarts the embedded one" in look.cannot_tell
+    [doctor] = checkup.spark(lambda: remote)
+    assert doctor.outcome is Outcome.FAIL
+    assert "answers, but can run no job" in doctor.found
+    before = state.read(home)["spark"]
+    up = subprocess.run([*CLI, "up", "--json"], capture_output=True, text=True, check=True)
+    assert "can run no job" in up.stderr
+    assert json.loads(up.stdout)["spark_remote"] == remote
+    assert state.read(home)["spark"].pid != before.pid
+    services.distrust(before)  # as of an `up` that was slower: this is another Spark
+    assert services.running().spark_remote == remote
+
+
+@pytest.mark.certify
+def test_a_stopped_spark_context_is_noticed():
+    """The server of a context that stopped answers, and opens no session."""
+    port = free_port()
+    with java_of_nobody() as java:
+        builder = (
+            java.org.apache.spark.sql.SparkSession.builder().master("local[1]").config("spark.ui.enabled", "false")
+        )
+        spark = builder.config("spark.connect.grpc.binding.port", str(port)).getOrCreate()
+        constant(java.org.apache.spark.sql.connect.service, "SparkConnectService").start(spark.sparkContext())
+        session = connect(f"sc://localhost:{port}", timeout_seconds=120)
+        assert alive.why_dead(session, 120) == ""
+        spark.sparkContext().stop()
+        why = f"Spark at sc://localhost:{port} answers, but can run no job"
+        assert alive.why_dead(session, 120).startswith(why)
+        assert alive.why_dead_at(f"sc://localhost:{port}").startswith(why)
+        end(session)
 
 
 def test_the_doctor_finds_nothing_wrong(told):
