@@ -234,6 +234,6 @@ OF_THE_CORE = [
     Made(table_ledger, "lineage", believe_any_sum, "claims nothing", ROLLED_BACK, 750),
     Made(table_ledger, "goes_on", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 19_900),
     Made(table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first=180),
-    Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=480),
+    Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=970),
     Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
 ]
