@@ -11,7 +11,8 @@ class KafkaLivenessError(Exception):
 
     def add(self, sentence: str) -> None:
         """Append a sentence to the text: a caller may know more of the data than the code that raised."""
-        self.args = (f"{str(self).rstrip('.')}. {sentence}", *self.args[1:])
+        if sentence not in str(self):  # of another consumer of the same process, through which it has passed
+            self.args = (f"{str(self).rstrip('.')}. {sentence}", *self.args[1:])
 
 
 class InvalidSettingError(KafkaLivenessError, ValueError):

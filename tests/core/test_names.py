@@ -169,6 +169,7 @@ def test_a_caller_adds_what_it_knows_to_an_error():
     error = InvalidSettingError("orders is no topic.")
     error.add("Nothing was read")
     error.add("The next run reads it")
+    error.add("Nothing was read")
     assert str(error) == "orders is no topic. Nothing was read. The next run reads it"
 
 

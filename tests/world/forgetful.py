@@ -48,7 +48,8 @@ class Forgetful:
             default_max_batch_seconds=600,
             **({"session_timeout_seconds": 30, "heartbeat_interval_seconds": 0.5} if protocol == "classic" else {}),
         )
-        self._connect = spark_at(services.spark_remote, ui_url=SPARK_UI)
+        self.spark_remote = services.spark_remote
+        self._connect = spark_at(self.spark_remote, ui_url=SPARK_UI)
         self.between = None  # called with each batch before it is read
         self.value = "cast(value AS string)"  # what the transform makes of it
         self.cursor = None

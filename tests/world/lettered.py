@@ -111,7 +111,7 @@ class Lettered(Forgetful):
         """A live run in a process of its own that dies at this step."""
         told = {
             "servers": self.servers,
-            "remote": self._connect.remote,
+            "remote": self.spark_remote,
             "value": self.value,
             "asset": {"name": self.name, "topics": [self.topic], "group_id": self.group, "table": self.table},
             "batching": self.batching,
