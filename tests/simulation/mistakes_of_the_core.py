@@ -223,7 +223,7 @@ OF_THE_CORE = [
     Made(oracle, "committed", ignore_the_debt, "committed() never passes"),
     Made(live, "plan", newest_first, "out of order"),
     Made(live, "plan", mix_partitions_up, "goes back to its last commit at most"),
-    Made(catch_up, "plan", mix_partitions_up, "an error has its reason RowsMissingError"),
+    Made(catch_up, "plan", mix_partitions_up, "without trouble everybody comes to an end"),
     Made(events, "new_keys", no_key_comes_twice, "everything up to the log end", first=866),
     Made(SimulatedTable, "replaced", add_rows, "rows once"),
     Made(PartitionFacts, "missing", trust_strangers, "in silence", first=130),
