@@ -232,7 +232,7 @@ def test_a_spark_resource(told):
     """It loads; the server is another matter."""
     spark = declare(lambda one: kl.SparkConnectResource(**one), told)
     if spark is not None:
-        dg.Definitions(resources={"spark": spark}).get_repository_def()
+        declare(lambda one: dg.Definitions(resources={"spark": one}).get_repository_def(), spark)
 
 
 @QUICK

@@ -180,7 +180,7 @@ def test_a_fence_closes_the_member_it_was_raised_for(group):
 
     class Slow(logging.Handler):
         def emit(self, record):
-            if threading.current_thread().name == "kafka-liveness-watchdog":
+            if threading.current_thread().name in ("kafka-liveness-watchdog", "kafka-liveness-tell"):
                 held_up.set()
                 rejoined.wait(seconds(5.0))  # a KIP-848 member keeps its partitions until it leaves
 
