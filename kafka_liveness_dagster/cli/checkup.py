@@ -89,7 +89,8 @@ def _group(
         config = setup.topic(topic)
         if not isinstance(config, Untold):
             of_records = {
-                "throttle seconds": _throttled(settings, partitions),  # first: a broker counts over 11 s
+                # First: a broker counts over 11 s
+                "throttle seconds": throttle_seconds(settings, partitions[0].seen.topic_partition),
                 "age seconds": _age(settings, group_id, partitions),
                 "ahead seconds": _ahead(setup, partitions),
             }
@@ -108,10 +109,6 @@ def _age(settings: KafkaSettings, group_id: str, partitions: Sequence[PartitionS
         return 0.0
     found = timestamps(Cluster(settings), group_id, firsts)
     return max(0.0, time.time() - min(found.values()) / 1000) if found else Untold("no record was read within 2 s")
-
-
-def _throttled(settings: KafkaSettings, partitions: Sequence[PartitionStatus]) -> float:
-    return throttle_seconds(settings, partitions[0].seen.topic_partition)
 
 
 def _ahead(setup: Setup, partitions: Sequence[PartitionStatus]) -> float | Untold | None:

@@ -42,7 +42,7 @@ def _jars() -> Answer:
             f"{', '.join(broken[:3])} in {jars.jars_folder()} are not those of the release",
             "`kafka-liveness up` downloads them again",
         )
-    missing = [name for name in jars.NAMES if jars.resolved(name) is None]
+    missing = [name for name in jars.NAMES if not jars.is_downloaded(name)]
     if missing:
         return FAIL(
             f"those of {' and '.join(missing)} are not in {jars.jars_folder()}", "`kafka-liveness up` downloads them"

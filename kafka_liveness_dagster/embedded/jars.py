@@ -88,8 +88,12 @@ def check_pyspark() -> str:
 
 def resolved(name: Name) -> Path | None:
     """The folder of jars when each has its checksum; None when it has to be downloaded. Reads all of them."""
-    folder = _folder(name, jars_folder())
-    return folder if _sums(folder) and not damaged(name) else None
+    return _folder(name, jars_folder()) if is_downloaded(name) and not damaged(name) else None
+
+
+def is_downloaded(name: Name) -> bool:
+    """Whether a download has ended; reads no jar."""
+    return bool(_sums(_folder(name, jars_folder())))
 
 
 def damaged(name: Name) -> list[str]:

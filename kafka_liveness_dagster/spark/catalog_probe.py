@@ -18,11 +18,11 @@ from kafka_liveness_dagster.core.checkup import FAIL, OK, UNKNOWN, WARN, Finding
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.layout import DEFAULT
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.table_properties import in_words, needed_bounds, of_new_table, refused
+from kafka_liveness_dagster.core.table_properties import KEY, in_words, needed_bounds, of_new_table, refused
 from kafka_liveness_dagster.spark.failed import in_short, refusal
 from kafka_liveness_dagster.spark.iceberg import TableWrite, write
 from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.maintenance import Maintenance
+from kafka_liveness_dagster.spark.maintenance import Maintenance, policy_of
 from kafka_liveness_dagster.spark.snapshots import ATTEMPT
 from kafka_liveness_dagster.spark.summaries import WROTE
 from kafka_liveness_dagster.spark.table import IcebergTable
@@ -96,12 +96,12 @@ class _Probe:
         """Compare the table's properties with those that it was created with."""
         found, wanted = self.table.properties(self.session), of_new_table(DEFAULT)
         bounds = needed_bounds(is_by_kafka_partition=True)
-        if wrong := [*refused(found, bounds, ["topic", "partition", "offset"])]:
+        if wrong := [*refused(found, bounds, KEY)]:
             return FAIL(f"the catalog sets {in_words(wrong)}", "change the catalog's defaults for new tables")
         others = {key: found.get(key, "not set") for key, value in wanted.items() if found.get(key) != value}
         others.pop("format-version", None)  # of the metadata, and not shown by each version of Iceberg
         own = [f"{key}={value}" for key, value in sorted(others.items())]
-        if found.get("gc.enabled", "true") == "false":
+        if not policy_of(found).may_delete:
             own.append("gc.enabled=false")
         if own:
             return WARN(f"the catalog has its own: {', '.join(own)}", "docs/table.md says what each property is for")

@@ -20,14 +20,13 @@ from kafka_liveness_dagster.spark.ranges import condition, layers
 from kafka_liveness_dagster.spark.summaries import SINCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import Row, SparkSession
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.table import IcebergTable
 
-GC_ENABLED = "gc.enabled"
 _TRIES = 3
 _MOST_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
 _BY_ARROW = "spark.sql.iceberg.vectorization.enabled"  # keeps something of each file in the server for good (#13937)
@@ -65,6 +64,15 @@ class Policy(NamedTuple):
     min_snapshots: int
 
 
+def policy_of(properties: Mapping[str, str]) -> Policy:
+    """Return what a table's properties allow."""
+    return Policy(
+        may_delete=properties.get("gc.enabled", "true").lower() != "false",
+        max_age=_number(properties.get("history.expire.max-snapshot-age-ms")) / 1000,
+        min_snapshots=max(1, _number(properties.get("history.expire.min-snapshots-to-keep"))),
+    )
+
+
 @dataclass
 class Maintenance:
     """The upkeep of one table, step by step.
@@ -84,12 +92,7 @@ class Maintenance:
 
     def policy(self) -> Policy:
         """Read what the table's own properties allow."""
-        found = self.table.properties(self.session)
-        return Policy(
-            may_delete=found.get(GC_ENABLED, "true").lower() != "false",
-            max_age=_number(found.get("history.expire.max-snapshot-age-ms")) / 1000,
-            min_snapshots=max(1, _number(found.get("history.expire.min-snapshots-to-keep"))),
-        )
+        return policy_of(self.table.properties(self.session))
 
     def compact(self, settled: Sequence[OffsetRange], min_files: int) -> Iterator[tuple[int, int]]:
         """Rewrite small files into large ones, in the table's order if it has one; gives files before and after.
