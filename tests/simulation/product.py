@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from kafka_liveness_dagster.core import aside, ledger_text
 from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
@@ -132,6 +133,8 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (table, "IcebergTable", spark.SeenTable),
     (transformed, "Transformed", spark.Frame),
     (pipeline, "Throttling", NoQuota),
+    # All simulated threads are one thread: what it holds of theirs would outlive them.
+    (ConnectSession, "_active_session", SimpleNamespace()),
 ]
 
 
