@@ -72,8 +72,9 @@ if not (keep and is_started):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--write-durations``."""
+    """Add ``--write-durations`` and ``--golden-update``."""
     parser.addoption("--write-durations", action="store_true", help="rewrite tests/durations.json from this run")
+    parser.addoption("--golden-update", action="store_true", help="rewrite the files of tests/golden")
 
 
 def pytest_configure(config: pytest.Config) -> None:
