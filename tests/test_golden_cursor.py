@@ -1,0 +1,136 @@
+"""The sensor reads the cursors that earlier versions stored. One is written out here with every field.
+
+A field that is renamed in the model without an alias is lost without an error, and the sensor reports old events again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.processes import Sign
+from kafka_liveness_dagster.kafka import times
+from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
+from kafka_liveness_dagster.sensor.cursor import GroupCursor
+
+NOW = 1_795_000_000.0
+CURSOR = (
+    '{"observed_at":1794999970.5,"epoch":1794000000,"events":12,"outcomes":".WE..","checked_at":1794999980.25,'
+    '"judged_of":41,"owed":1443367605,"told_to":1794999600.0,"watched":1794990000.0,"late_seen":17,'
+    '"windows":"1h 2026-11-01 UTC","first":1794985200.0,"state":"rebalancing","runs":{"fda4e0a4":"0000beef"},'
+    '"elsewhere":{"8aa3d032":"0000cafe"},"foreign":{"13aa8188":"kcat at 10.0.0.7"},'
+    '"left":{"graceful":"0000feed","crashed":"0badcafe"},"dealt":"0123abcd","rebalancing_since":1794999990.5,'
+    '"absent":{"0000dead":[1794999500,1794999600,7,true]},"forgotten":["orders:3:70-80"],"looked_at":1795000000.0}'
+)
+GROUP, TOPIC = "orders-etl", "orders"
+RUN_ID = "{}-1111-4222-8333-444444444444"
+CLIENT = f"dagster/orders_job/{RUN_ID}/orders"
+
+
+class Cluster:
+    """The group that the cursor is about, as it was: nothing has changed since."""
+
+    settings = None
+    commits_by_partition = (
+        LiveMark(Mark.RUNNING, "0000beef"),
+        LiveMark(Mark.RUNNING, "0000cafe"),
+        None,
+        LiveMark(Mark.RUNNING, "0badcafe", (Span(70, 100),)),
+        LiveMark(Mark.RELEASED, "0000feed"),
+    )
+
+    def meet(self, group_id):
+        """Prepare a query."""
+
+    def partitions(self, topics):
+        return [TopicPartition(TOPIC, number) for number in range(len(self.commits_by_partition))]
+
+    def commits(self, group_id, partitions):
+        marks = {tp: self.commits_by_partition[tp.partition] for tp in partitions if group_id == GROUP}
+        return {tp: Commit(100, mark.encode() if mark else "") for tp, mark in marks.items()}
+
+    def log_bounds(self, partitions):
+        return dict.fromkeys(partitions, (0, 120))
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, "2Mq71qnKT1ul7FBvra2xew")
+
+    def group(self, group_id):
+        clients = [(CLIENT.format("0000beef"), 0), (CLIENT.format("0000cafe"), 1), ("kcat", 2)]
+        members = [
+            GroupMember(f"member-{number}", client, "/10.0.0.7", (TopicPartition(TOPIC, number),))
+            for client, number in clients
+        ]
+        return Group("PREPARING_REBALANCING", tuple(members))
+
+
+@pytest.fixture
+def instance():
+    """A Dagster instance with a run that is a member, and one that is away and was reported."""
+    with dg.DagsterInstance.ephemeral() as found:
+        for digits in ("0000beef", "0000dead"):
+            tags = {**lane_tags(GROUP, "live"), PROCESS_TAG: Sign(digits, 7).encode()}
+            run = dg.DagsterRun("orders_job", RUN_ID.format(digits), status=dg.DagsterRunStatus.STARTED, tags=tags)
+            found.add_run(run)
+        yield found
+
+
+@pytest.fixture
+def tick(instance, monkeypatch, tmp_path):
+    """Evaluate the sensor with a cursor: ``tick(cursor) -> result``."""
+    monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    monkeypatch.setattr(times, "held_back", lambda *_: ())
+    asset = kl.kafka_asset(
+        topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True,
+        complete_every="1h", completeness=kl.Completeness(start="2026-11-01"),
+    )(lambda batch: batch)  # fmt: skip
+    kafka = SimpleNamespace(cluster=Cluster, make_missing=lambda *_: None)
+    declared = {"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}
+    defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=declared))
+
+    def evaluate(cursor):
+        resources = {**declared, "kafka": kafka}
+        context = dg.build_sensor_context(
+            instance, cursor, definitions=defs, resources=resources, sensor_name="orders_group"
+        )
+        with context, dg.partition_loading_context(dynamic_partitions_store=instance):
+            return asset.sensor.evaluate_tick(context)
+
+    return evaluate
+
+
+FIELDS = {field.alias or name: (name, field.default) for name, field in GroupCursor.model_fields.items()}
+
+
+def test_a_tick_on_an_unchanged_group_reports_nothing_and_stores_the_same_cursor(tick):
+    """Members, departures, absent runs, forgotten ranges and windows are known from the cursor."""
+    result = tick(CURSOR)
+    assert [event.description for event in result.asset_events] == []
+    assert not result.dynamic_partitions_requests
+    assert json.loads(result.cursor) == json.loads(CURSOR)
+    assert result.cursor == CURSOR
+
+
+def test_the_cursor_has_every_field():
+    """A field that is added to the model is added to the text, with a value that is not its default."""
+    stored = json.loads(CURSOR)
+    assert set(stored) == set(FIELDS)
+    assert [name for name, (_, default) in FIELDS.items() if stored[name] == default] == []
+
+
+def test_a_field_that_is_missing_or_unknown_is_no_error():
+    """The sensor ignores an unknown field. Instead of a missing one it takes the default, and keeps the others."""
+    stored, known = json.loads(CURSOR), GroupCursor.decode(CURSOR)
+    assert GroupCursor.decode(json.dumps({**stored, "of_a_later_version": [1]})) == known
+    for field, (name, default) in FIELDS.items():
+        without = GroupCursor.decode(json.dumps({key: value for key, value in stored.items() if key != field}))
+        assert without == known.model_copy(update={name: default}) != known, field
