@@ -22,10 +22,13 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.kafka import registry_settings
+from kafka_liveness_dagster.spark import messages as message_reader
 from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.session import connect, end
 from kafka_liveness_dagster.spark.source import read
 from kafka_liveness_dagster.spark.transformed import Transformed
 from tests.world.lettered import Lettered
@@ -98,13 +101,38 @@ def send(services, make_topic):
 
 @pytest.fixture
 def batch(services, warm_spark, send):
-    """A batch of these values: ``batch(values) -> DataFrame``."""
+    """A batch of these values: ``batch(values, session=None) -> DataFrame``."""
 
-    def of(values):
+    def of(values, session=None):
         ranges = [kl.OffsetRange(send(values), 0, 0, len(values))]
-        return read(warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
+        return read(session or warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
 
     return of
+
+
+@pytest.fixture
+def session_without_package(services, warm_spark, tmp_path):
+    """A session whose Python workers cannot import this package, as on a cluster of the user's.
+
+    The workers of a session are its own, and find the modules that are sent with it before those that are installed.
+    """
+    module = tmp_path / f"{kl.__name__}.py"
+    module.write_text('raise ImportError("hidden from Spark")\n')
+    session = connect(services.spark_remote, timeout_seconds=120)
+    session.addArtifacts(str(module), pyfile=True)
+    name = message_reader.__name__
+
+    def import_error(_):
+        try:
+            import_module(name)
+        except ImportError as error:
+            return str(error)
+        return "it is importable"
+
+    [[found]] = session.range(1).select(F.udf(import_error)("id")).collect()
+    assert found == "hidden from Spark"
+    yield session
+    end(session)
 
 
 def serialized(kind, registry, subject, schema, **settings):
@@ -207,8 +235,12 @@ def messages(tmp_path_factory):
         return import_module(f"{name}_pb2")
 
 
-def test_messages_of_protobuf(registry, resource, batch, subject, messages):
+def test_messages_of_protobuf(  # noqa: PLR0917 - fixtures
+    registry, resource, batch, subject, messages, session_without_package
+):
     """A descriptor as Confluent's serializer registers it, the second message of its file, and each kind of field.
+
+    Spark's Python workers decode them without this package: the code of the reader travels with the function.
 
     Then the same subject as a .proto file with one field more, and a record that names its message by one byte.
     """
@@ -218,7 +250,7 @@ def test_messages_of_protobuf(registry, resource, batch, subject, messages):
     order.at.FromDatetime(at)
     write_order = serialized(ProtobufSerializer, registry, subject, messages.Order, **{"use.deprecated.format": False})
     records = [write_order(order), write_order(messages.Order()), None]
-    found = resource.decode(batch(records), subject, message="shop.Order")
+    found = resource.decode(batch(records, session_without_package), subject, message="shop.Order")
     full, empty, nothing = values(found.withColumn("value", found["value"].dropFields("at")))
     assert full.asDict(recursive=True) == {
         "id": 7, "lines": [{"item": "tea", "amount": Decimal(2**64 - 1)}], "labels": {"a": 1}, "state": "PAID",
@@ -231,8 +263,9 @@ def test_messages_of_protobuf(registry, resource, batch, subject, messages):
     newer = PROTO.replace("message Refund { int64 id = 1; }", "message Refund { int64 id = 1; string why = 2; }")
     number = registry.register(subject, newer, "PROTOBUF")
     refunds = [framed(number, b"\0\x08\x05\x12\x04late"), framed(number, b"\2\0\x08\x06")]
-    assert [tuple(row) for row in values(resource.decode(batch(refunds), subject))] == [(5, "late"), (6, "")]
-    mixed = resource.decode(batch([*refunds, write_order(order)]), subject)
+    found = resource.decode(batch(refunds, session_without_package), subject)
+    assert [tuple(row) for row in values(found)] == [(5, "late"), (6, "")]
+    mixed = resource.decode(batch([*refunds, write_order(order)], session_without_package), subject)
     with pytest.raises(PySparkException, match=r"holds the message shop\.Order, and not shop\.Refund: .*message="):
         values(mixed)
     with pytest.raises(
