@@ -171,7 +171,7 @@ class LiveRun(RunWorker):
     is_live = True
 
     def work(self) -> None:
-        """As ``lanes.run_live``."""
+        """As ``lanes.lanes.run_live``."""
         pipeline, ledger = self._pipeline()
         live = LiveSettings(
             (TOPIC,),
@@ -206,7 +206,7 @@ class CatchUpRun(RunWorker):
         world.note("backfill", self.name, *keys)
 
     def work(self) -> None:
-        """As ``lanes.run_catch_up``."""
+        """As ``lanes.lanes.run_catch_up``."""
         pipeline, ledger = self._pipeline()
         timeouts = self._timeouts()
         with CatchUpConsumer(
