@@ -76,7 +76,10 @@ class BatchMetrics:
         self.processed(part for part in landed.batch.done if part.topic_partition not in handed_over)
         if written.rows is not None:
             tell(ROWS, written.rows, of_lane)
-        again = {"other writer": written.attempts - written.unanswered - 1, "no answer": written.unanswered}
+        again = {
+            "commit-conflict": written.attempts - written.unanswered - 1,
+            "commit-state-unknown": written.unanswered,
+        }
         for reason, count in again.items():
             if count > 0:
                 tell(RETRIES, count, {**of_lane, REASON: reason})

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.iceberg import TableWrite, Written
     from kafka_liveness_dagster.spark.transformed import Transformed
 
-CAUSE = "fails alone"
+CAUSE = "bad-record"
 
 
 class Landed(NamedTuple):

@@ -63,7 +63,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         after = work.figures()
     if work.gave_way:
         log.warning("gave way to the lanes' commits %s: what is left is done next time", number(work.gave_way, "time"))
-    metadata = {**_shown(before, after), **deleted, "gave_way": dg.MetadataValue.int(work.gave_way)}
+    metadata = {**_shown(before, after), **deleted, "commit_conflicts": dg.MetadataValue.int(work.gave_way)}
     storage = storage_of(context)
     storage.event(dg.AssetObservation(asset.name, description="maintained", metadata=metadata), "what was done")
     storage.settle("the maintenance of the table is done, and both lanes are untouched by it")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _MEMBERS = dg.TableSchema(
     [
-        dg.TableColumn("member", "string", description="the first 8 digits of its run, or a foreign client"),
+        dg.TableColumn("member", "string", description="the first 8 digits of its run's id, or another client"),
         dg.TableColumn("partitions", "string"),
-        dg.TableColumn("foreign", "bool", description="a consumer that is no run of this package"),
+        dg.TableColumn("external", "bool", description="a consumer that is not a run of this package"),
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
     ]
 )
@@ -59,7 +59,7 @@ def group_observations(
             {
                 "member": member.name,
                 "partitions": listed(member.partitions) or "none",
-                "foreign": member.is_foreign,
+                "external": member.is_foreign,
                 "static": member.is_static,
             }
         )
@@ -84,7 +84,7 @@ def group_observations(
                 **({"windows": windows} if windows else {}),
                 **({"external_commits": dg.MetadataValue.md(_quoted(look.external))} if look.external else {}),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
-                **({"failed": dg.MetadataValue.md(_lines(failed))} if failed else {}),
+                **({"sensor_errors": dg.MetadataValue.md(_lines(failed))} if failed else {}),
                 **links,
             },
         )

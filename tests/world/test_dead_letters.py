@@ -60,7 +60,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     told = world.told(4)
     assert "'y'" in told.description
     assert f"{world.table}_dead_letters" in told.description
-    assert told.metadata["cause"].value == "fails alone"
+    assert told.metadata["cause"].value == "bad-record"
 
     found = world.check()
     assert not found.passed
@@ -208,7 +208,7 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
     told = [one for one in world.tick().asset_events if isinstance(one, dg.AssetObservation)]
     assert [one.asset_key.path[0] for one in told] == ["kafka"], "of its partition the run has told, and why"
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    typed = ["forgive", world.group, f"{world.topic}:0:1-2", "--reason", "no number", "--yes"]
+    typed = ["write-off", world.group, f"{world.topic}:0:1-2", "--reason", "no number", "--yes"]
     told = CliRunner().invoke(main, [*typed, "--bootstrap-servers", world.servers])
     assert told.exit_code == 0, told.output
     assert (world.letters(), world.owes(), world.check().passed) == ([1], [], True)
@@ -237,7 +237,7 @@ def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypa
         assert "Failed and missing" in str(error)
         before = values(), world.at(), world.second_log(), world.letters()
         assert world.instance.get_status_by_partition(asset, [key], partitions)[key].value == "FAILED"
-        [typed] = re.findall(r"`kafka-liveness (forgive [^`]+)`", str(error))
+        [typed] = re.findall(r"`kafka-liveness (write-off [^`]+)`", str(error))
         told = command(*shlex.split(typed), "--yes")
         assert told.exit_code == 0, told.output
         assert f"closed {key}" in told.output
@@ -316,7 +316,7 @@ def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_fligh
     assert f"{world.topic}:0 is committed at 0 but its log starts at 2" in str(error)
     assert (world.at(), len(calls) <= in_flight) == (0, True)
 
-    skip = {"offsets": kl.Offsets(on_data_loss="skip")}
+    skip = {"offsets": kl.Offsets(on_data_loss="write_off")}
     assert world.live(**skip) is None
     world.produce("8 9 10 11 12 13")
     expires_to.append(10)
