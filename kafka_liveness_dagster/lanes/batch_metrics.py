@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.telemetry.metrics import (
     CLIENT_DURATION,
+    COMMIT_CONFLICT,
+    COMMIT_STATE_UNKNOWN,
     GROUP,
     LANE,
     OFFSETS,
@@ -77,8 +79,8 @@ class BatchMetrics:
         if written.rows is not None:
             tell(ROWS, written.rows, of_lane)
         again = {
-            "commit-conflict": written.attempts - written.unanswered - 1,
-            "commit-state-unknown": written.unanswered,
+            COMMIT_CONFLICT: written.attempts - written.unanswered - 1,
+            COMMIT_STATE_UNKNOWN: written.unanswered,
         }
         for reason, count in again.items():
             if count > 0:

@@ -25,6 +25,7 @@ from kafka_liveness_dagster.lanes.tables import witness_of
 from kafka_liveness_dagster.lanes.throttling import Throttling
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
+from kafka_liveness_dagster.telemetry.metrics import SLOW_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,7 +148,7 @@ class Pipeline:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
-                        on_quarantine(poison, self._passed(poison, batch, lane, fenced), "slow-record")
+                        on_quarantine(poison, self._passed(poison, batch, lane, fenced), SLOW_RECORD)
                     smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
                     why = throttling.of(batch) if timed_out else ""
                     log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")

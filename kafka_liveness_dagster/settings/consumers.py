@@ -49,4 +49,5 @@ class CatchUpSettings(Declared):
     def contradictions(self) -> Iterator[str]:
         """What no run could work with, although each setting alone is as it should be."""
         if strange := [one for one in self.reprocess if one not in self.ranges]:
-            yield f"reprocess of the catch-up of group {self.group_id} has {listed(strange)}, which ranges does not have"
+            named = listed(strange)
+            yield f"reprocess of the catch-up of group {self.group_id} has {named}, which ranges does not have"

@@ -93,8 +93,8 @@ class KafkaAssetSettings(Declared):
         if self.membership.group_instance_id is not None and self.sensor.max_live_runs > 1:
             yield (
                 f"asset {self.name} has one group_instance_id for {self.sensor.max_live_runs} live runs: each would "
-                "put the other out of the group. Leave group_instance_id of membership out, or max_live_runs of sensor at "
-                "1"
+                "put the other out of the group. Leave group_instance_id of membership out, or max_live_runs of sensor "
+                "at 1"
             )
         if self.resources.kafka == self.resources.spark:
             yield (

@@ -23,6 +23,11 @@ PHASE = "kafka_liveness.phase"
 REASON = "kafka_liveness.reason"
 EVENT = "kafka_liveness.event"
 
+BAD_RECORD, SLOW_RECORD = "bad-record", "slow-record"
+"""Reasons of quarantined offsets."""
+COMMIT_CONFLICT, COMMIT_STATE_UNKNOWN = "commit-conflict", "commit-state-unknown"
+"""Reasons of retried table commits, in Iceberg's words."""
+
 
 @dataclass(frozen=True)
 class Metric:

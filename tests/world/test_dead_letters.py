@@ -52,11 +52,11 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     assert (world.owes(), world.owes(1)) == ([(n, n + 1) for n in BAD], [(1, 2)])
     assert (world.at(), world.at(1)) == (8, 3)
     letter = world.letter_rows()[0]
-    assert set(letter) == {"topic", "partition", "offset", "key", "value", "headers", "timestamp", "error", "run"}
+    assert set(letter) == {"topic", "partition", "offset", "key", "value", "headers", "timestamp", "error", "run_id"}
     assert (letter["key"], letter["value"], letter["timestamp"].timestamp()) == (b"a key", b"x", WHEN_MS / 1000)
     assert letter["headers"] == [{"key": "trace", "value": b"of x"}]
     assert "'x'" in letter["error"]
-    assert letter["run"] == world.instance.get_runs()[0].run_id
+    assert letter["run_id"] == world.instance.get_runs()[0].run_id
     told = world.told(4)
     assert "'y'" in told.description
     assert f"{world.table}_dead_letters" in told.description
