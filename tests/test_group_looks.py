@@ -172,7 +172,7 @@ def test_no_live_run_is_requested_for_lag_on_paused_partitions(cluster, instance
     """A live run would find nothing that it may process."""
     cluster.logs[GROUP] = Commit(100, LiveMark(Mark.PAUSED, RUN[:8]).encode())
     requests, why = REQUESTS.live(instance, look(cluster, instance), 0.0, ())
-    assert (requests, why) == ([], "no live run: nothing to read; lag 20, 0 offsets owed")
+    assert (requests, why) == ([], "no live run: nothing to read; lag 20, 0 offsets pending")
 
 
 def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster, instance):

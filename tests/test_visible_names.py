@@ -309,7 +309,7 @@ def test_metadata_of_a_range_that_is_written_off():
     assert [*observed.asset_observation.metadata] == [*signature_, "expired_offsets"]
     assert [*closed.asset_materialization.metadata] == [*signature_, "state"]
     assert closed.asset_materialization.metadata["state"].value == "closed, earlier rows kept"
-    assert observed.asset_observation.description.startswith("50 owed offsets written off by ")
+    assert observed.asset_observation.description.startswith("50 pending offsets written off by ")
 
 
 def test_metadata_of_a_topic():

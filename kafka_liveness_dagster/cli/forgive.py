@@ -57,7 +57,7 @@ class Asked:
 
     def told(self) -> list[str]:
         """A line for each range, with what is left of its data, and for each partition that is closed."""
-        owed = [f"{r}: {r.size:,} offsets owed, {self._left(r)}" for r in self.ranges]
+        owed = [f"{r}: {r.size:,} offsets pending, {self._left(r)}" for r in self.ranges]
         return [*owed, *(f"{key}: processed before; the former rows stay in the table" for key in self.kept)]
 
     @property
@@ -244,7 +244,7 @@ class Audit:
         return dg.AssetObservation(
             asset,
             partition=key,
-            description=f"{one.size:,} owed offsets {outcome} by {_who()}: {asked.reason}",
+            description=f"{one.size:,} pending offsets {outcome} by {_who()}: {asked.reason}",
             metadata={
                 **_signature(asked, one),
                 "expired_offsets": size(r.span for r in asked.expired if r.overlaps(one)),

@@ -70,7 +70,9 @@ def group_observations(
         f"run {name}": dg.MetadataValue.dagster_run(run.run_id) for name in told if (run := look.run(name)) is not None
     }
     lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
-    quiet = f"group {group_id} is {seen.state.value}: {number(seen.size, 'member')}, lag {lag:,}, {owed:,} offsets owed"
+    quiet = (
+        f"group {group_id} is {seen.state.value}: {number(seen.size, 'member')}, lag {lag:,}, {owed:,} offsets pending"
+    )
     return [
         dg.AssetObservation(
             topic_key(topic),

@@ -25,7 +25,7 @@ class Checked:
         self.world, self.instance, self.spark, self.cursor = world, instance, spark, None
 
     def asset(self, **settings):
-        bounds = {"watch": kl.Sensor(max_lag=40), "crash_lag": kl.CrashLag(max_age_seconds=3600)}
+        bounds = {"sensor": kl.Sensor(max_lag=40), "crash_lag": kl.CrashLag(max_age_seconds=3600)}
         settings = {**bounds, "max_poll_records": 50, **settings}
         make = kl.kafka_asset(
             name="orders", topics=[self.world.topic], group_id=self.world.group, table="lake.shop.orders", **settings

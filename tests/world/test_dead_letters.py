@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.failpoints import Failpoint
 from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkUnreachableError, TransformError
+from tests.test_visible_names import DEAD_LETTERS as COLUMNS
 from tests.world.lettered import BROKEN, DEAD_LETTERS, MENDED, WHEN_MS, Lettered
 
 FIRST_AND_LAST = "x 1 2 3 y 5 6 z"
@@ -52,7 +53,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     assert (world.owes(), world.owes(1)) == ([(n, n + 1) for n in BAD], [(1, 2)])
     assert (world.at(), world.at(1)) == (8, 3)
     letter = world.letter_rows()[0]
-    assert set(letter) == {"topic", "partition", "offset", "key", "value", "headers", "timestamp", "error", "run_id"}
+    assert dict(world.spark.table(f"{world.table}_dead_letters").dtypes) == COLUMNS
     assert (letter["key"], letter["value"], letter["timestamp"].timestamp()) == (b"a key", b"x", WHEN_MS / 1000)
     assert letter["headers"] == [{"key": "trace", "value": b"of x"}]
     assert "'x'" in letter["error"]
@@ -174,7 +175,7 @@ def test_a_run_may_die_at_any_step(make, tmp_path, nth):
     assert world.live() is None
     assert (world.there(), world.letters(), world.at()) == (GOOD, BAD, 8)
     assert world.owes() == [(n, n + 1) for n in BAD]
-    assert {row["run"] for row in world.letter_rows()} == {world.instance.get_runs()[0].run_id}
+    assert {row["run_id"] for row in world.letter_rows()} == {world.instance.get_runs()[0].run_id}
 
 
 def test_the_catch_up_lane_does_what_it_can(make):

@@ -86,10 +86,10 @@ def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
         join(w, consumer)
         well = run("health", w.group, "--max-lag", 0, "--max-pending", 50)
         assert (well.exit_code, well.stderr) == (0, "")
-        assert well.stdout.splitlines()[:3] == ["members: 1", "lag 0, at most max_lag=0", "owed offsets: 50"]
+        assert well.stdout.splitlines()[:3] == ["members: 1", "lag 0, at most max_lag=0", "pending offsets: 50"]
         too_much = run("health", w.group, "--max-pending", 49)
         assert too_much.exit_code == 1
-        assert "50 offsets are owed, more than 49: materialize the partitions" in too_much.stderr
+        assert "50 offsets are pending, more than 49: materialize the partitions" in too_much.stderr
     rests = run("health", w.group)
     assert (rests.exit_code, rests.stdout.splitlines()[0]) == (0, "no member, and nothing waits")
 
@@ -143,7 +143,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
 def test_status_as_a_table_says_the_same(owing, run):
     """A terminal gets the numbers with their words."""
     told = run("status", owing.group).stdout
-    assert f"group {owing.group}: lag 0, 50 offsets owed, members: 0" in told
+    assert f"group {owing.group}: lag 0, 50 offsets pending, members: 0" in told
     assert f"by the commit logs; for the table: kafka-liveness audit {owing.group}" in told
     [row] = [line for line in told.splitlines() if line.startswith(str(owing.tp))]
     assert "0-120" in row
@@ -271,7 +271,7 @@ def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
     monkeypatch.setattr(status_shown.time, "sleep", wait)
     told = run("status", owing.group, "--watch", 5)
     assert (told.exit_code, waited) == (0, [5.0, 5.0])
-    assert "lag 10, 50 offsets owed" in told.stdout
+    assert "lag 10, 50 offsets pending" in told.stdout
 
 
 # --- write-off -------------------------------------------------------------------------------------------------------
@@ -282,8 +282,8 @@ def test_forgive_closes_a_range_in_the_second_log(owing, run):
     w = owing
     told = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "not wanted", answer="y\n")
     assert told.exit_code == 0, told.output
-    assert f"{w.tp}:70-120: 50 offsets owed, all of them still in the log" in told.stdout
-    assert "DAGSTER_HOME is not set: only the broker will know of it" in told.stdout
+    assert f"{w.tp}:70-120: 50 offsets pending, all of them still in the log" in told.stdout
+    assert "DAGSTER_HOME is not set: Dagster will have no event" in told.stdout
     found = partition_3(w, run)
     assert (found["owed"], found["committed"], found["second_log"]["watermark"]) == ([], 120, 120)
 
@@ -294,8 +294,8 @@ def test_forgive_tells_what_is_left_of_the_data(owing, run):
     w.expire(100)
     ranges = [f"{w.tp}:70-90", f"{w.tp}:95-120"]
     told = run("write-off", w.group, *ranges, "--reason", "expired", "--yes").stdout
-    assert f"{w.tp}:70-90: 20 offsets owed, expired" in told
-    assert f"{w.tp}:95-120: 25 offsets owed, 5 of them expired, the others are still in the log" in told
+    assert f"{w.tp}:70-90: 20 offsets pending, expired" in told
+    assert f"{w.tp}:95-120: 25 offsets pending, 5 of them expired, the others are still in the log" in told
     assert [(one["start"], one["end"]) for one in partition_3(w, run)["owed"]] == [(90, 95)]
 
 
@@ -363,7 +363,7 @@ def test_forgiveness_is_an_event_of_the_partitions_in_dagster(owing, run, instan
     event = seen.asset_observation
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     assert event.partition == f"{w.tp}:70-120"
-    assert event.description == f"30 owed offsets written off by {who}: replaced from the archive"
+    assert event.description == f"30 pending offsets written off by {who}: replaced from the archive"
     metadata = {name: value.value for name, value in event.metadata.items()}
     assert metadata.pop("written_off_at").endswith("+00:00")
     assert metadata == {
