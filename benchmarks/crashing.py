@@ -27,7 +27,7 @@ _topic = os.environ.get(TOPIC, "orders")
     max_batch_seconds=120,
     enable_parallel_rebalance=True,
     idle_seconds=float(os.environ.get(IDLE, "600")),
-    watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING),
+    sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:
     """The rows of every benchmark."""

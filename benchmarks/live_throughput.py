@@ -46,7 +46,7 @@ _PICTURE = Path("docs/images/live-throughput.svg")
 @click.option("--repetitions", default=3, show_default=True, help="Of each way, after three that are not counted.")
 @click.option("--peer/--no-peer", default=True, help="Structured Streaming.")
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
-@click.option("--picture", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
+@click.option("--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
 def main(
     records: int, batches: Sequence[int], repetitions: int, *, peer: bool, write: Path | None, picture: Path | None
 ) -> None:

@@ -10,7 +10,7 @@ from benchmarks import crashing
 from benchmarks.crashing import orders
 
 EMPTY = "KAFKA_LIVENESS_BENCH_EMPTY"
-JOB, SENSOR = "orders_job", "orders_group"
+JOB, SENSOR = "orders_job", "orders_sensor"
 
 
 @dg.sensor(

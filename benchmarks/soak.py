@@ -47,7 +47,7 @@ _LEAST_RUN_SECONDS = 60.0
 @click.option("--run-minutes", type=float, help="How long a live run lasts.  [default: a tenth of all]")
 @click.option("--samples", type=click.Path(dir_okay=False, path_type=Path), help="Write each sample here, as JSON.")
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
-@click.option("--picture", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
+@click.option("--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
 def main(  # noqa: PLR0917 - as click gives them
     minutes: float, rate: int, run_minutes: float | None, samples: Path | None, write: Path | None, picture: Path | None
 ) -> None:

@@ -27,14 +27,14 @@ KEPT_SECONDS = 120.0
     table=TABLE,
     max_batch_seconds=30,
     enable_parallel_rebalance=True,
-    materialize_every=10,
-    batching=kl.Batching(commit_every=0.7),
+    materialize_interval_seconds=10,
+    batching=kl.Batching(commit_interval_seconds=0.7),
     maintenance=kl.Maintenance(
         cron_schedule="*/2 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
         max_snapshot_age_seconds=KEPT_SECONDS,
     ),
-    watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING),
+    sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING),
     run_tags={"dagster/max_runtime": os.environ.get(RUN_SECONDS, "360")},
 )
 def orders(batch: DataFrame) -> DataFrame:

@@ -67,7 +67,7 @@ class Crash:
               multiple=True, help="Records that wait; may be repeated.")  # fmt: skip
 @click.option("--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted.")
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
-@click.option("--picture", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
+@click.option("--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
 def main(backlogs: Sequence[int], repetitions: int, write: Path | None, picture: Path | None) -> None:
     """Measure the seconds from a restart to fresh data, with much or little that waits.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     max_poll_records=20_000,
     max_batch_seconds=60,
     enable_parallel_rebalance=True,
-    watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING),
+    sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:
     """Every order as JSON, beside the offset it came from."""

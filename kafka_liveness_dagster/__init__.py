@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.commit_log import ForeignCommitError
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.events import (
+        CrashLagForgotten,
         CrashLagFound,
         GhostFound,
         GroupDied,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         LeaveReason,
         MemberJoined,
         MemberLeft,
-        OwedForgotten,
         RebalanceCompleted,
         RebalanceStarted,
     )
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         Membership,
         Offsets,
         ResourceKeys,
-        Watch,
+        Sensor,
     )
     from kafka_liveness_dagster.spark.errors import (
         KafkaSourceError,
@@ -113,6 +113,7 @@ __all__ = [
     "CommitRefusedError",
     "Completeness",
     "CrashLag",
+    "CrashLagForgotten",
     "CrashLagFound",
     "DagsterStorageError",
     "DataExpiredError",
@@ -148,7 +149,6 @@ __all__ = [
     "OtherGroupError",
     "OtherTableError",
     "OvertakenError",
-    "OwedForgotten",
     "PartitionRequiredError",
     "PausedPartitionError",
     "PoisonedOffsetError",
@@ -164,6 +164,7 @@ __all__ = [
     "SchemaNotFoundError",
     "SchemaRegistryResource",
     "SchemaUnusableError",
+    "Sensor",
     "ServiceNotStartedError",
     "ServicesDownError",
     "Sink",
@@ -180,7 +181,6 @@ __all__ = [
     "TopicRecreatedError",
     "TransformError",
     "UnreadableRecordError",
-    "Watch",
     "WriteConflictError",
     "build_group_sensor",
     "kafka_asset",
@@ -194,8 +194,8 @@ _HOMES = {
         "core.commit_log": "ForeignCommitError",
         "core.errors": "InvalidSettingError KafkaLivenessError",
         "core.events": (
-            "CrashLagFound GhostFound GroupDied GroupEmptied GroupEvent LeaveReason MemberJoined MemberLeft "
-            "OwedForgotten RebalanceCompleted RebalanceStarted"
+            "CrashLagForgotten CrashLagFound GhostFound GroupDied GroupEmptied GroupEvent LeaveReason MemberJoined "
+            "MemberLeft RebalanceCompleted RebalanceStarted"
         ),
         "core.fairness": "Batch",
         "core.heartbeat": "FenceReason",
@@ -226,7 +226,7 @@ _HOMES = {
         "runs.storage": "DagsterStorageError",
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",
-        "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Watch",
+        "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor",
         "spark.errors": (
             "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError SparkSilentError "
             "SparkUnreachableError StorageError TableSchemaError TableUnreadableError TransformError "

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 _COLUMNS = dg.TableSchema(
     [
         dg.TableColumn("partition", "string"),
-        dg.TableColumn("offsets", "string", description="half-open ranges"),
-        dg.TableColumn("size", "int", description="offsets, an upper bound on records"),
+        dg.TableColumn("range", "string", description="half-open: without the end offset"),
+        dg.TableColumn("offsets", "int", description="an upper bound on records"),
     ]
 )
 _GROUP_COLUMNS = dg.TableSchema(
     [
         dg.TableColumn("partition", "string"),
-        dg.TableColumn("committed", "string", description="where the live lane goes on"),
+        dg.TableColumn("committed", "string", description="the offset at which the live lane continues"),
         dg.TableColumn("log_end", "int"),
-        dg.TableColumn("lag", "int", description="offsets the live lane has still to read"),
-        dg.TableColumn("owed", "string", description="crash lag that nobody has processed yet"),
+        dg.TableColumn("lag", "int", description="offsets that the live lane has not read yet"),
+        dg.TableColumn("pending", "string", description="crash lag that is not processed yet"),
         dg.TableColumn("last_commit_by_run", "string", description="the first 8 digits of the run's id"),
-        dg.TableColumn("mark", "string", description="running, released (it left in good order) or paused"),
+        dg.TableColumn("owner_state", "string", description="running, released (the run left in good order) or paused"),
     ]
 )
 _SHOWN = 10
@@ -86,7 +86,7 @@ class Tally:
             "slowest_batch_seconds": dg.MetadataValue.float(round(self.slowest_seconds, 3)),
             "slowest_batch_percent_of_budget": dg.MetadataValue.float(round(100 * self.slowest_share, 1)),
             **self._rates(),
-            **({"dead_letters": dg.MetadataValue.int(self.left_out)} if self.left_out else {}),
+            **({"quarantined_offsets": dg.MetadataValue.int(self.left_out)} if self.left_out else {}),
             "processed": range_table(self.ranges),
         }
 
@@ -122,10 +122,10 @@ def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
     """Offset ranges as a table: a row for each of the largest, one for all others."""
     shown, others = worst(ranges, lambda r: r.size)
     rows: list[dict[str, str | int]] = [
-        {"partition": str(r.topic_partition), "offsets": str(r.span), "size": r.size} for r in shown
+        {"partition": str(r.topic_partition), "range": str(r.span), "offsets": r.size} for r in shown
     ]
     if others:
-        rows.append({"partition": f"{len(others):,} more", "offsets": "", "size": sum(r.size for r in others)})
+        rows.append({"partition": f"{len(others):,} more", "range": "", "offsets": sum(r.size for r in others)})
     return dg.MetadataValue.table([dg.TableRecord(row) for row in rows], schema=_COLUMNS)
 
 
@@ -165,12 +165,12 @@ def range_metadata(
     """One crash lag range after its run; ``again``, if it was processed whatever was owed of it."""
     was_owed = any(asked.overlaps(r) for r in owed)
     gone = [r for r in lost if r.overlaps(asked)]
-    state = "done by this run" if was_owed else "was done before this run"
+    state = "processed by this run" if was_owed else "processed before this run"
     return {
         "group": dg.MetadataValue.text(group_id),
         "range": dg.MetadataValue.text(str(asked)),
         "offsets": dg.MetadataValue.int(asked.size),
-        "state": dg.MetadataValue.text("processed again by this run" if again and was_owed else state),
+        "state": dg.MetadataValue.text("reprocessed by this run" if again and was_owed else state),
         **({"expired_unprocessed": range_table(gone)} if gone else {}),
         **(of_run if was_owed else {}),
     }
@@ -188,9 +188,9 @@ def group_metadata(
                 "committed": "none" if seen.committed is None else str(seen.committed),
                 "log_end": seen.log_end,
                 "lag": seen.lag,
-                "owed": listed(seen.outstanding) or "nothing",
+                "pending": listed(seen.outstanding) or "none",
                 "last_commit_by_run": seen.mark.run if seen.mark else "none",
-                "mark": seen.mark.mark.value if seen.mark else "none",
+                "owner_state": seen.mark.mark.value if seen.mark else "none",
             }
         )
         for seen in shown
@@ -198,15 +198,15 @@ def group_metadata(
     if others:
         lag, owed = sum(seen.lag for seen in others), sum(seen.owed for seen in others)
         rest: dict[str, str | int] = {"partition": f"{len(others):,} more", "log_end": 0, "lag": lag}
-        rest["owed"] = number(owed, "offset")
+        rest["pending"] = number(owed, "offset")
         records.append(dg.TableRecord({name: rest.get(name, "") for name in records[0].data}))
     return {
         "group": dg.MetadataValue.text(group_id),
         "members": dg.MetadataValue.int(members),
         "partition_count": dg.MetadataValue.int(len(partitions)),
         "lag": dg.MetadataValue.int(sum(seen.lag for seen in partitions)),
-        "owed_offsets": dg.MetadataValue.int(sum(seen.owed for seen in partitions)),
-        "departures": dg.MetadataValue.text(told(left) or "none"),
+        "pending_offsets": dg.MetadataValue.int(sum(seen.owed for seen in partitions)),
+        "unexpected_departures": dg.MetadataValue.text(told(left) or "none"),
         **({"partitions": dg.MetadataValue.table(records, schema=_GROUP_COLUMNS)} if records else {}),
     }
 

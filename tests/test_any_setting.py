@@ -178,7 +178,7 @@ def test_an_asset(told):
         }
         loaded = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=keys))
         dg.Definitions.validate_loadable(loaded)
-        assert f"{asset.identifier}_group" in [sensor.name for sensor in loaded.get_repository_def().sensor_defs]
+        assert f"{asset.identifier}_sensor" in [sensor.name for sensor in loaded.get_repository_def().sensor_defs]
         assert loaded.resolve_job_def(f"{asset.identifier}_job").executor_def is dg.in_process_executor
 
 
@@ -186,7 +186,7 @@ def test_an_asset(told):
 @given(some(SensorSettings))
 def test_a_sensor(told):
     """It loads beside the jobs it starts."""
-    fine = {**FINE, "name": "orders_group", "live_job": ASSET.live_job, "crash_lag": ASSET.crash_lag}
+    fine = {**FINE, "name": "orders_sensor", "live_job": ASSET.live_job, "crash_lag": ASSET.crash_lag}
     sensor = declare(lambda one: kl.build_group_sensor(**one), {**fine, **told})
     if sensor is not None:
         assert sensor.minimum_interval_seconds >= 1

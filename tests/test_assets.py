@@ -25,7 +25,10 @@ def test_two_groups_may_read_one_topic():
     """Their definitions merge: the topic's asset is the same for both."""
     merged = dg.Definitions.merge(make("orders").definitions, make("audit").definitions, RESOURCES)
     dg.Definitions.validate_loadable(merged)
-    assert sorted(sensor.name for sensor in merged.get_repository_def().sensor_defs) == ["audit_group", "orders_group"]
+    assert sorted(sensor.name for sensor in merged.get_repository_def().sensor_defs) == [
+        "audit_sensor",
+        "orders_sensor",
+    ]
 
 
 def test_two_groups_may_not_write_one_topic_to_one_table():
@@ -108,11 +111,11 @@ def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, sa
     [
         (kl.Batching, {"in_flight": 0}, "in_flight of Batching is 0: wanted 1 or 2"),
         (kl.Batching, {"in_flight": 3}, "in_flight of Batching is 3: wanted 1 or 2"),
-        (kl.Offsets, {"on_data_loss": "ignore"}, "on_data_loss of Offsets is 'ignore': wanted 'raise' or 'skip'"),
-        (kl.Batching, {"on_poison": "skip"}, "'skip': wanted 'raise' or 'quarantine'"),
+        (kl.Offsets, {"on_data_loss": "ignore"}, "on_data_loss of Offsets is 'ignore': wanted 'raise' or 'write_off'"),
+        (kl.Batching, {"on_slow_record": "skip"}, "'skip': wanted 'raise' or 'quarantine'"),
         (kl.Membership, {"liveness": "polling"}, "wanted 'poll' or 'progress'"),
         (kl.Offsets, {"auto_offset_reset": "newest"}, "wanted 'earliest', 'latest' or 'error'"),
-        (kl.Watch, {"max_live_runs": 0}, "max_live_runs of Watch is 0: wanted a whole number from 1"),
+        (kl.Sensor, {"max_live_runs": 0}, "max_live_runs of Sensor is 0: wanted a whole number from 1"),
         (kl.CrashLag, {"min_offsets": 0}, "min_offsets of CrashLag is 0: wanted .* at least 1"),
     ],
 )
@@ -205,5 +208,5 @@ def test_a_misspelt_setting_is_refused(resource, misspelt):
 def test_one_instance_id_is_for_one_run():
     """Two live runs with one ``group_instance_id`` would put each other out of the group for ever."""
     with pytest.raises(InvalidSettingError, match="for 2 live runs"):
-        make(membership=kl.Membership(group_instance_id="etl-0"), watch=kl.Watch(max_live_runs=2))
+        make(membership=kl.Membership(group_instance_id="etl-0"), sensor=kl.Sensor(max_live_runs=2))
     assert make(membership=kl.Membership(group_instance_id="etl-0")).settings.membership.group_instance_id == "etl-0"

@@ -35,7 +35,7 @@ GROUPS = {
     "crash_lag": kl.CrashLag,
     "offsets": kl.Offsets,
     "membership": kl.Membership,
-    "watch": kl.Watch,
+    "sensor": kl.Sensor,
     "iceberg": kl.Iceberg,
     "maintenance": kl.Maintenance,
     "completeness": kl.Completeness,
@@ -123,21 +123,21 @@ def test_every_setting_arrives(project, monkeypatch):
     """What YAML says is what ``kafka_asset`` is told, setting by setting."""
     told = {
         "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "idle_seconds": 1.5,
-        "materialize_every": 30.0, "include_headers": True, "complete_every": "15min",
+        "materialize_interval_seconds": 30.0, "include_headers": True, "complete_every": "15min",
         "completeness": {
             "start": "2026-11-01-05:00", "timezone": "Europe/Amsterdam", "allowed_lateness_seconds": 600.0,
             "reopen_on_late": True,
             "mark_empty": False,
         },
         "batching": {
-            "allocation": "greedy", "in_flight": 1, "on_poison": "quarantine",
-            "commit_every": 60.0, "max_batch_bytes": 134_217_728,
+            "allocation": "greedy", "in_flight": 1, "on_slow_record": "quarantine",
+            "commit_interval_seconds": 60.0, "max_batch_bytes": 134_217_728,
             "on_bad_record": "dead_letter", "max_dead_letters": 5,
         },
         "crash_lag": {"min_offsets": 70, "max_ranges": 3, "auto_catch_up": True, "max_age_seconds": 3600.0},
-        "offsets": {"on_data_loss": "skip", "on_missing_rows": "owe", "auto_offset_reset": "latest"},
+        "offsets": {"on_data_loss": "write_off", "on_missing_rows": "crash_lag", "auto_offset_reset": "latest"},
         "membership": {"liveness": "progress", "group_instance_id": "etl-0"},
-        "watch": {
+        "sensor": {
             "max_live_runs": 1, "minimum_interval_seconds": 30, "default_status": "RUNNING", "max_lag": 5_000,
             "ghost_after_seconds": 30.0, "fail_ghost_runs": True,
         },
@@ -161,7 +161,7 @@ def test_every_setting_arrives(project, monkeypatch):
     monkeypatch.setattr("kafka_liveness_dagster.declare.component.kafka_asset", listen)
     write(project, **told, **EMBEDDED)
     load(project)
-    told["watch"]["default_status"] = dg.DefaultSensorStatus.RUNNING
+    told["sensor"]["default_status"] = dg.DefaultSensorStatus.RUNNING
     told["maintenance"]["default_status"] = dg.DefaultScheduleStatus.RUNNING
     groups = {name: group(**told[name]) for name, group in GROUPS.items()}
     wanted = {**ORDERS, **told, **groups, "sink": None}
@@ -214,7 +214,7 @@ def test_the_page_shows_what_loads(project, monkeypatch):
     keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
     assert keys == {"kafka/orders_topic", "orders", "orders_crash_lag"}
     assert {job.name for job in repository.get_all_jobs()} >= {"orders_job", "orders_crash_lag_job"}
-    assert [sensor.name for sensor in repository.sensor_defs] == ["orders_group"]
+    assert [sensor.name for sensor in repository.sensor_defs] == ["orders_sensor"]
 
 
 def test_a_secret_stays_a_name(project, monkeypatch):
@@ -239,7 +239,7 @@ def test_text_is_text_and_a_template_may_give_a_number(project, monkeypatch):
         project,
         group_id="5",
         topics=["7", "{{ 'or' ~ 'ders' }}"],
-        watch={"max_lag": "{{ env.LAG }}", "default_status": "{{ env.STATUS }}", "fail_ghost_runs": "{{ env.JUMPS }}"},
+        sensor={"max_lag": "{{ env.LAG }}", "default_status": "{{ env.STATUS }}", "fail_ghost_runs": "{{ env.JUMPS }}"},
         membership={"group_instance_id": "5"},
         batching={"in_flight": "{{ 1 + 1 }}", "allocation": "{{ 'gree' ~ 'dy' }}"},
         enable_parallel_rebalance="{{ env.JUMPS }}",
@@ -250,7 +250,7 @@ def test_text_is_text_and_a_template_may_give_a_number(project, monkeypatch):
     told = ("group_id", "topics", "enable_parallel_rebalance", "max_poll_records", "idle_seconds")
     assert [getattr(component, name) for name in told] == ["5", ["7", "orders"], True, "auto", 1.5]
     running = dg.DefaultSensorStatus.RUNNING
-    assert component.watch == kl.Watch(max_lag=5, default_status=running, fail_ghost_runs=True)
+    assert component.sensor == kl.Sensor(max_lag=5, default_status=running, fail_ghost_runs=True)
     assert component.membership == kl.Membership(group_instance_id="5")
     assert component.batching == kl.Batching(in_flight=2, allocation="greedy")
 
@@ -318,19 +318,19 @@ def test_sql_describes_its_asset(project):
         ({"max_poll_records": "{{ 'many' }}", "name": "sales"}, "max_poll_records of asset sales is 'many': wanted"),
         (
             {"offsets": {"on_data_loss": "ignore"}},
-            "offsets.on_data_loss of the component of group orders-etl is 'ignore': wanted 'raise' or 'skip'",
+            "offsets.on_data_loss of the component of group orders-etl is 'ignore': wanted 'raise' or 'write_off'",
         ),
         ({"batching": {"in_flight": 3}, "name": "sales"}, "batching.in_flight of asset sales is 3: wanted 1 or 2"),
         ({"batching": {"in_flight": "{{ 'two' }}"}}, "batching.in_flight of .* is 'two': wanted 1 or 2"),
         (
-            {"watch": {"max_lag": "5"}, "crash_lag": {"min_offsets": True}, "topics": "a b"},
-            r"topics.* of .* is 'a b': .*\ncrash_lag.min_offsets of .* is True: .*\nwatch.max_lag of .* is '5': ",
+            {"sensor": {"max_lag": "5"}, "crash_lag": {"min_offsets": True}, "topics": "a b"},
+            r"topics.* of .* is 'a b': .*\ncrash_lag.min_offsets of .* is True: .*\nsensor.max_lag of .* is '5': ",
         ),
         (
             {"batching": {"in_fligth": 2}},
             r"(?s)defs\.yaml:\d+.*'in_fligth' is no setting of Batching: did you mean in_flight\?",
         ),
-        ({"watch": {"on_event": "page"}}, "'on_event' is no setting of Watch"),
+        ({"sensor": {"on_event": "page"}}, "'on_event' is no setting of Sensor"),
         ({"batching": 7}, r"attributes.batching.* at .*orders/defs\.yaml:\d+"),
         ({"crash_lag": "{{ 'soon' }}"}, r"crash_lag of .* is 'soon': wanted kl\.CrashLag"),
         ({"topics": ["orders", "5", 5]}, r"topics\[2\] of .* is 5: wanted a topic of Kafka's"),
@@ -341,7 +341,7 @@ def test_sql_describes_its_asset(project):
             r"defs.yaml:\d+(?s:.*)session_timeout_seconds .* is '5': ",
         ),
         ({"kafka": 7}, r"attributes.kafka.* at .*orders/defs\.yaml:\d+"),
-        ({"watch": {"default_status": "ON"}}, "watch.default_status of .* is 'ON': wanted .*RUNNING or STOPPED"),
+        ({"sensor": {"default_status": "ON"}}, "sensor.default_status of .* is 'ON': wanted .*RUNNING or STOPPED"),
         ({"group_id": "etl.catch-up"}, "second commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
     ],
@@ -360,8 +360,8 @@ def test_two_components_share_a_topic_and_its_resources(project):
     with project.build_all_defs() as defs:
         dg.Definitions.validate_loadable(defs)
         assert sorted(sensor.name for sensor in defs.get_repository_def().sensor_defs) == [
-            "audit_group",
-            "orders_group",
+            "audit_sensor",
+            "orders_sensor",
         ]
 
 

@@ -45,8 +45,8 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
     found = examined(tmp_path)
     assert not_well(found) == {("dagster", "storage"), ("dagster", "daemon"), ("location", "period")}
     assert "no daemon has ever worked" in found["dagster", "daemon"].found
-    assert found["location", "period"].found == "never ticked: orders_group"
-    assert found["location", "sensors"].found == "on: orders_group"
+    assert found["location", "period"].found == "never ticked: orders_sensor"
+    assert found["location", "sensors"].found == "on: orders_sensor"
     assert [file.name for file in tmp_path.iterdir()] == ["dagster.yaml"]
 
 
@@ -67,7 +67,7 @@ def sensor_state(status, location_name="orders.py"):
     repository = RemoteRepositoryOrigin(
         InProcessCodeLocationOrigin(target, location_name=location_name), "__repository__"
     )
-    return InstigatorState(RemoteInstigatorOrigin(repository, "orders_group"), InstigatorType.SENSOR, status)
+    return InstigatorState(RemoteInstigatorOrigin(repository, "orders_sensor"), InstigatorType.SENSOR, status)
 
 
 def test_the_period_that_a_sensor_keeps(tmp_path):
@@ -84,7 +84,7 @@ def test_the_period_that_a_sensor_keeps(tmp_path):
                 instance.create_tick(
                     TickData(
                         state.instigator_origin_id,
-                        "orders_group",
+                        "orders_sensor",
                         InstigatorType.SENSOR,
                         TickStatus.SKIPPED,
                         newest - every * nth,
@@ -94,7 +94,7 @@ def test_the_period_that_a_sensor_keeps(tmp_path):
         instance.add_daemon_heartbeat(DaemonHeartbeat(now - 3_600, "SENSOR", "of this test"))
     found = examined(tmp_path)
     assert found["location", "period"].outcome is Outcome.WARN
-    assert found["location", "period"].found == "orders_group ticks every 12 s; its interval is 5 s"
+    assert found["location", "period"].found == "orders_sensor ticks every 12 s; its interval is 5 s"
     assert found["location", "sensors"].outcome is Outcome.OK
     assert found["dagster", "daemon"].outcome is Outcome.FAIL
     assert "1 h ago" in found["dagster", "daemon"].found
@@ -106,7 +106,7 @@ def test_a_sensor_that_somebody_switched_off(tmp_path):
         instance.add_instigator_state(sensor_state(InstigatorStatus.STOPPED))
     found = examined(tmp_path)
     assert found["location", "sensors"].outcome is Outcome.FAIL
-    assert found["location", "sensors"].found == "off: orders_group (orders-etl)"
+    assert found["location", "sensors"].found == "off: orders_sensor (orders-etl)"
 
 
 @pytest.mark.parametrize(

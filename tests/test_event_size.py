@@ -72,17 +72,17 @@ def test_totals_are_of_all_and_the_worst_are_shown():
     rows = [row.data for row in observation.metadata["partitions"].records]
     assert [row["partition"] for row in rows] == [*(f"orders:{p}" for p in range(990, 1_000)), "990 more"]
     assert sum(row["lag"] for row in rows) == observation.metadata["lag"].value == 1_000 * 100_000
-    assert observation.metadata["owed_offsets"].value == sum(100_000 + p for p in range(1_000))
+    assert observation.metadata["pending_offsets"].value == sum(100_000 + p for p in range(1_000))
     assert observation.description.startswith("run 0badcafe joined with orders:0, orders:1,")
     assert observation.description.endswith("; and 991 more")
     assert jump.partition is None
     told_of_it = "100,499,500 offsets the live lane jumped over (cause unknown): orders:0:100000-"
     assert jump.description.startswith(told_of_it)
-    assert sum(row.data["size"] for row in jump.metadata["ranges"].records) == 100_499_500
+    assert sum(row.data["offsets"] for row in jump.metadata["ranges"].records) == 100_499_500
 
 
 def test_all_of_ten_are_shown():
     """Nobody is said to be left out."""
     found = range_table([OffsetRange("orders", p, 0, 1 + p) for p in range(10)])
     assert [row.data["partition"] for row in found.records] == [f"orders:{p}" for p in range(10)]
-    assert range_table([OffsetRange("orders", 0, *Span(5, 7))]).records[0].data["offsets"] == "5-7"
+    assert range_table([OffsetRange("orders", 0, *Span(5, 7))]).records[0].data["range"] == "5-7"

@@ -158,7 +158,7 @@ def test_the_pipeline_gives_what_the_readme_says(example):
     assets = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
     assert assets == {"kafka/orders_topic", "orders", "orders_crash_lag"}
     [sensor] = repository.sensor_defs
-    assert (sensor.name, sensor.default_status) == ("orders_group", dg.DefaultSensorStatus.RUNNING)
+    assert (sensor.name, sensor.default_status) == ("orders_sensor", dg.DefaultSensorStatus.RUNNING)
     assert kl.KafkaLivenessResource().bootstrap_servers == kl.SparkConnectResource().remote == "embedded"
 
 

@@ -172,7 +172,7 @@ def test_no_live_run_is_requested_for_lag_on_paused_partitions(cluster, instance
     """A live run would find nothing that it may process."""
     cluster.logs[GROUP] = Commit(100, LiveMark(Mark.PAUSED, RUN[:8]).encode())
     requests, why = REQUESTS.live(instance, look(cluster, instance), 0.0, ())
-    assert (requests, why) == ([], "no live run: nothing to read; lag 20, 0 offsets owed")
+    assert (requests, why) == ([], "no live run: nothing to read; lag 20, 0 offsets pending")
 
 
 def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster, instance):
@@ -270,7 +270,7 @@ def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instan
     add_run(instance, RUN)
     found = ghosts_of(instance, RUN)
     end_run(instance, RUN)
-    assert not found.end(instance, "sensor orders_group", LOG), "an ended run was reported as failed"
+    assert not found.end(instance, "sensor orders_sensor", LOG), "an ended run was reported as failed"
     assert instance.get_run_by_id(RUN).status is SUCCESS
 
 
@@ -278,7 +278,7 @@ def test_a_run_whose_process_is_gone_is_reported_as_failed(instance):
     """Once: the next observation finds it ended."""
     add_run(instance, RUN)
     found = ghosts_of(instance, RUN)
-    assert [found.end(instance, "sensor orders_group", LOG) for _ in range(2)] == [True, False]
+    assert [found.end(instance, "sensor orders_sensor", LOG) for _ in range(2)] == [True, False]
     assert instance.get_run_by_id(RUN).status is FAILURE
 
 
@@ -334,7 +334,7 @@ def tick(cluster, instance, monkeypatch, tmp_path):
             cursors[-1],
             definitions=defs,
             resources={"kafka": kafka, "spark": kl.SparkConnectResource()},
-            sensor_name="orders_group",
+            sensor_name="orders_sensor",
         )
         with context, dg.partition_loading_context(dynamic_partitions_store=instance):
             result = asset.sensor.evaluate_tick(context)
@@ -375,6 +375,6 @@ def test_a_stored_check_result_says_whether_rows_are_missing(cluster, tick):
     cluster.members = [GroupMember("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", (AT,))]
     cluster.bounds = (110, 120)  # records expired: a result changes, and all of them are stored
     events = tick().asset_events
-    exact = [one for one in events if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "exact"]
+    exact = [one for one in events if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "no_missing_rows"]
     assert [one.passed for one in exact] == [False]
     assert "the embedded Spark does not run" in exact[0].description

@@ -669,8 +669,8 @@ def test_a_plant_alters_one_row(lake, which, times):
 def test_reports_of_dagster_are_green_or_pending(tmp_path, lake):
     """A live materialization names its ranges, a crash lag partition is one; without one it is pending."""
     one = observer(tmp_path, lake)
-    table = [dg.TableRecord({"partition": "orders:0", "offsets": "100-120", "size": 20})]
-    rest = [dg.TableRecord({"partition": "7 more", "offsets": "", "size": 3})]
+    table = [dg.TableRecord({"partition": "orders:0", "range": "100-120", "offsets": 20})]
+    rest = [dg.TableRecord({"partition": "7 more", "range": "", "offsets": 3})]
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders_crash_lag", ["orders:0:0-70", "orders:0:70-100@2"])
         instance.report_runless_asset_event(

@@ -49,7 +49,7 @@ def context(asset, monkeypatch):
     [
         ({}, [DONE, REPLAY]),
         ({SENSOR: "another_group"}, [DONE, REPLAY]),
-        ({SENSOR: "orders_group"}, [REPLAY]),
+        ({SENSOR: "orders_sensor"}, [REPLAY]),
     ],
     ids=["by hand", "another sensor", "the sensor of the group"],
 )
@@ -73,7 +73,7 @@ def test_who_materializes_the_live_asset_too_replays_no_materialized_partition(a
 def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset, context, keys, reported):
     """On its own key where no partition of the run holds it."""
     run = context()
-    _quarantines(asset, run, keys)(OffsetRange("orders", 3, 150, 151), "too slow", "too slow alone")
+    _quarantines(asset, run, keys)(OffsetRange("orders", 3, 150, 151), "too slow", "slow-record")
     [event] = run.events
     found = (event.asset_key, event.partition)
     assert found == (asset.crash_lag_key, reported), "reported on a partition of the run"
@@ -127,7 +127,7 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             [],
             [MISSING],
             "They stay failed until the offsets are done",
-            'give the offsets up by `kafka-liveness forgive orders-etl orders:3:75-77 --reason "…"`',
+            'give the offsets up by `kafka-liveness write-off orders-etl orders:3:75-77 --reason "…"`',
             id="owed",
         ),
         pytest.param(
@@ -135,7 +135,7 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             ["orders:3:125-126"],
             [DONE, REPLAY],
             "The former rows of orders:3:125-126 are still in the table",
-            f'keep the former rows by `kafka-liveness forgive orders-etl {REPLAY} --reason "…"`',
+            f'keep the former rows by `kafka-liveness write-off orders-etl {REPLAY} --reason "…"`',
             id="processed before",
         ),
         pytest.param(
@@ -143,7 +143,7 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             ["orders:3:125-126"],
             [MISSING, REPLAY],
             "They stay failed until the offsets are done; the former rows of orders:3:125-126 are still in the table",
-            f'give the offsets up by `kafka-liveness forgive orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
+            f'give the offsets up by `kafka-liveness write-off orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
             id="both",
         ),
         pytest.param(

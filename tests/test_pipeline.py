@@ -11,7 +11,7 @@ from kafka_liveness_dagster.core.fairness import Batch
 from kafka_liveness_dagster.core.heartbeat import FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.lanes.dead_letters import CAUSE, Landed
+from kafka_liveness_dagster.lanes.dead_letters import Landed
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
@@ -160,7 +160,7 @@ def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():
     why = {OffsetRange("orders", 0, 4, 5): "no price", OffsetRange("orders", 1, 7, 8): "no price"}
     landed = Landed(Written(8, 1, rewritten=False), batch(1), why, "lake.shop.orders_dead_letters")
     reported = list(landed.left_out([TopicPartition("orders", 1)]))
-    assert [(part, cause) for part, _, cause in reported] == [(OffsetRange("orders", 0, 4, 5), CAUSE)]
+    assert [(part, cause) for part, _, cause in reported] == [(OffsetRange("orders", 0, 4, 5), "bad-record")]
 
 
 def test_a_batch_that_is_judged_alone_shares_spark_with_no_other(monkeypatch):

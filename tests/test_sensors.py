@@ -27,21 +27,21 @@ LATER = GroupCursor(epoch=1_795_000_000, events=7)
 
 def keys(events, cursor=LATER, hook=lambda _: dg.RunRequest()):
     """The run keys of what a hook wants."""
-    requests, _ = EventHook("orders_group", hook, "page").to(events, cursor, LOG)
+    requests, _ = EventHook("orders_sensor", hook, "page").to(events, cursor, LOG)
     return [request.run_key for request in requests]
 
 
 def test_a_group_is_looked_at_in_each_round_of_dagsters_daemon():
     """The interval is counted from the last tick: one as long as a round, and every second round comes too early."""
-    assert kl.Watch().minimum_interval_seconds <= MIN_INTERVAL_LOOP_TIME - 2
+    assert kl.Sensor().minimum_interval_seconds <= MIN_INTERVAL_LOOP_TIME - 2
 
 
 def test_a_request_gets_a_run_key_and_a_job():
     """Both are the event's unless the hook gives its own."""
     own = dg.RunRequest(run_key="mine", job_name="other", tags={"a": "b"})
-    requests, failed = EventHook("orders_group", lambda _: [dg.RunRequest(), own], "page").to([CRASH], LATER, LOG)
+    requests, failed = EventHook("orders_sensor", lambda _: [dg.RunRequest(), own], "page").to([CRASH], LATER, LOG)
     assert [request.job_name for request in requests] == ["page", "other"]
-    assert requests[0].run_key.startswith("orders_group ")
+    assert requests[0].run_key.startswith("orders_sensor ")
     assert (requests[1].run_key, requests[1].tags, failed) == ("mine", {"a": "b"}, [])
 
 
@@ -68,11 +68,11 @@ def test_a_hook_that_fails_is_seen_and_stops_nothing(caplog):
             raise ZeroDivisionError
         return dg.RunRequest()
 
-    requests, failed = EventHook("orders_group", hook, "page").to([CRASH, JOIN], LATER, LOG)
+    requests, failed = EventHook("orders_sensor", hook, "page").to([CRASH, JOIN], LATER, LOG)
     assert len(requests) == 1
     assert failed == [f"on_event failed with ZeroDivisionError, nothing was requested for: {CRASH}"]
     assert "ZeroDivisionError" in caplog.text
-    assert EventHook("orders_group", None, None).to([CRASH], LATER, LOG) == ([], [])
+    assert EventHook("orders_sensor", None, None).to([CRASH], LATER, LOG) == ([], [])
 
 
 def test_the_cursor_is_small_and_keeps_what_it_is_given():
@@ -159,8 +159,10 @@ def test_the_page_shows_a_hook_that_works(example):
     """A crash asks for the job with a config that the job takes, a graceful leave for nothing."""
     shown = example("alerts")
     asset, done = shown.orders, MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
-    watch = asset.settings.watch
-    requests, failed = EventHook("orders_group", watch.on_event, watch.event_jobs[0].name).to([CRASH, done], LATER, LOG)
+    settings = asset.settings.sensor
+    requests, failed = EventHook("orders_sensor", settings.on_event, settings.event_jobs[0].name).to(
+        [CRASH, done], LATER, LOG
+    )
     assert ([request.job_name for request in requests], failed) == (["page_someone"], [])
     assert shown.page_someone.execute_in_process(run_config=requests[0].run_config).success
     assert {job.name for job in asset.sensor.jobs} == {"orders_job", "page_someone"}

@@ -158,7 +158,7 @@ tell.STALE_SECONDS = 0.0
 print(shown())
 """
     out, _ = done(code, OTEL_METRICS_EXPORTER="otlp")
-    assert out.splitlines() == ["[('kafka_liveness.owed.offsets', 50)]", "[]"]
+    assert out.splitlines() == ["[('kafka_liveness.crash_lag.offsets', 50)]", "[]"]
 
 
 def silent():
@@ -347,7 +347,7 @@ def test_a_batch_tells_what_it_gave(told):
     assert (metrics.OFFSETS, 2, {metrics.TOPIC: "b"}) in told
     assert (metrics.ROWS, 9, {}) in told
     retries = {has[metrics.REASON]: value for metric, value, has in told if metric is metrics.RETRIES}
-    assert retries == {"other writer": 2, "no answer": 1}
+    assert retries == {"commit-conflict": 2, "commit-state-unknown": 1}
     assert [value for metric, value, _ in told if metric is metrics.PROCESS_DURATION] == [2.5]
     told.clear()
     BatchMetrics("etl", "live", "run").committed(Ended(), Landed(Written(None, 1, rewritten=False), Ended.batch), 1, ())

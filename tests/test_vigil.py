@@ -89,7 +89,7 @@ def test_a_tick_ends_in_its_round(instance, watched, child):
     watched(host.process(child.pid))
     assert keep_vigil(instance, GROUP, AT_ONCE) is False
     assert STAY_SECONDS + 0.5 < MIN_INTERVAL_LOOP_TIME
-    assert kl.Watch().minimum_interval_seconds < MIN_INTERVAL_LOOP_TIME
+    assert kl.Sensor().minimum_interval_seconds < MIN_INTERVAL_LOOP_TIME
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ NOT_MADE = [7, None, True, [], {}, {"in_flight": 1}, print, dg.EnvVar("GROUP"), 
 BATCHING = {
     "allocation": WORDS,
     "in_flight": [True, 0, 3, 1.0, "2"],
-    "on_poison": WORDS,
+    "on_slow_record": WORDS,
     "on_bad_record": WORDS,
     "max_dead_letters": [0, 1.5, *AMOUNTS],
-    "commit_every": NUMBERS,
+    "commit_interval_seconds": NUMBERS,
     "max_batch_bytes": [0, 1.5, 2**63, *AMOUNTS],
 }
 CRASH_LAG = {
@@ -103,7 +103,7 @@ GROUPS_OF_SETTINGS = {  # as a section, made, and the wrong values
     "crash_lag": (kl.CrashLag, CRASH_LAG),
     "offsets": (kl.Offsets, OFFSETS),
     "membership": (kl.Membership, MEMBERSHIP),
-    "watch": (kl.Watch, WATCH),
+    "sensor": (kl.Sensor, WATCH),
     "iceberg": (kl.Iceberg, ICEBERG),
     "maintenance": (kl.Maintenance, MAINTENANCE),
     "completeness": (kl.Completeness, COMPLETENESS),
@@ -120,16 +120,16 @@ ASSET = {
     "enable_parallel_rebalance": FLAGS,
     "idle_seconds": NUMBERS,
     "include_headers": FLAGS,
-    "materialize_every": NUMBERS,
+    "materialize_interval_seconds": NUMBERS,
     "complete_every": ["", "2h", "1H", 3600, True],
     "completeness": [*NOT_MADE, kl.Batching()],
-    "batching": [*NOT_MADE, kl.Watch(), *WORDS],
+    "batching": [*NOT_MADE, kl.Sensor(), *WORDS],
     "crash_lag": [*NOT_MADE, kl.Batching()],
     "offsets": [*NOT_MADE, kl.Batching()],
     "membership": [*NOT_MADE, kl.Batching()],
     "iceberg": [*NOT_MADE, kl.Batching()],
     "maintenance": [*NOT_MADE, kl.Batching()],
-    "watch": [*NOT_MADE, kl.Watch(event_jobs=[dg.GraphDefinition(name="orders_job").to_job()])],
+    "sensor": [*NOT_MADE, kl.Sensor(event_jobs=[dg.GraphDefinition(name="orders_job").to_job()])],
     "resources": [*NOT_MADE, kl.ResourceKeys(spark="kafka"), "kafka"],
     "group_name": ["", "a-b", "a\n", 7],
 }
@@ -140,7 +140,7 @@ SENSOR = {
     "live_job": [7, "job", None],
     "crash_lag": [7, None, "asset", dg.AssetSpec("a"), kl.CrashLag()],
     "crash_lag_job": [7, "job"],
-    "watch": [*NOT_MADE, kl.Batching()],
+    "sensor": [*NOT_MADE, kl.Batching()],
     "checks": [7, "checks"],
     "table": TABLES,
     "windows": [7, "1h", kl.Completeness()],
@@ -152,7 +152,7 @@ CONSUMER = {
     "max_poll_records": [0, 1.5, *AMOUNTS, "auto"],
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
     "enable_parallel_rebalance": FLAGS,
-    "batching": [*NOT_MADE, kl.Watch(), *WORDS],
+    "batching": [*NOT_MADE, kl.Sensor(), *WORDS],
     "crash_lag": [*NOT_MADE, kl.Batching()],
     "offsets": [*NOT_MADE, kl.Batching()],
     "membership": [*NOT_MADE, kl.Batching()],
@@ -167,7 +167,7 @@ CATCH_UP = {
         [OffsetRange("x" * 600, 0, 0, 1)],
         None,
     ],
-    "again": [7, ["orders:0:0-1"], [OffsetRange("\ud800", 0, 0, 1)], None],
+    "reprocess": [7, ["orders:0:0-1"], [OffsetRange("\ud800", 0, 0, 1)], None],
     "max_poll_records": [0, 1.5, *NUMBERS],
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
     "offsets": [*NOT_MADE, kl.Batching()],
@@ -268,7 +268,7 @@ def declared_once():
 def sensor(**settings):
     """A sensor that is fine but for these settings."""
     orders = declared_once()
-    fine = {**FINE, "name": "orders_group", "live_job": orders.live_job, "crash_lag": orders.crash_lag}
+    fine = {**FINE, "name": "orders_sensor", "live_job": orders.live_job, "crash_lag": orders.crash_lag}
     return kl.build_group_sensor(**{**fine, **settings})
 
 
@@ -356,18 +356,18 @@ def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(InvalidSettingError) as refusal:
         component(
             name="sales",
-            watch={"max_lag": "5"},
+            sensor={"max_lag": "5"},
             topics=["orders", "a b"],
             enable_parallel_rebalance="no",
-            batching={"on_poison": "skip", "in_fligth": 2},
+            batching={"on_slow_record": "skip", "in_fligth": 2},
         )
     first, *others = str(refusal.value).splitlines()
     assert first.startswith("topics[1] of asset sales is 'a b': wanted a topic of Kafka's: 1 to 249 letters")
     assert others == [
         "enable_parallel_rebalance of asset sales is 'no': wanted True or False",
-        "batching.on_poison of asset sales is 'skip': wanted 'raise' or 'quarantine'",
+        "batching.on_slow_record of asset sales is 'skip': wanted 'raise' or 'quarantine'",
         "'in_fligth' is no setting of batching of asset sales: did you mean in_flight?",
-        "watch.max_lag of asset sales is '5': wanted a whole number of offsets, 0 or more",
+        "sensor.max_lag of asset sales is '5': wanted a whole number of offsets, 0 or more",
     ]
     with pytest.raises(InvalidSettingError) as refusal:
         asset(name="sales", topics=["orders", "a b"], enable_parallel_rebalance="no", max_pol_records=1)
@@ -380,10 +380,10 @@ def test_all_that_is_wrong_is_told_at_once():
         "offsets",
     ]
     with pytest.raises(InvalidSettingError) as refusal:
-        kl.Batching(in_flight=3, on_poison="skip", in_fligth=2)
+        kl.Batching(in_flight=3, on_slow_record="skip", in_fligth=2)
     assert str(refusal.value).splitlines() == [
         "in_flight of Batching is 3: wanted 1 or 2: more would keep Spark no busier, and a crash would repeat them all",
-        "on_poison of Batching is 'skip': wanted 'raise' or 'quarantine'",
+        "on_slow_record of Batching is 'skip': wanted 'raise' or 'quarantine'",
         "'in_fligth' is no setting of Batching: did you mean in_flight?",
     ]
 
@@ -395,7 +395,7 @@ def test_what_contradicts_itself_is_told_at_once_too():
             sink=print,
             batching=kl.Batching(in_flight=2),
             membership=kl.Membership(group_instance_id="one"),
-            watch=kl.Watch(max_live_runs=2),
+            sensor=kl.Sensor(max_live_runs=2),
             resources=kl.ResourceKeys(spark="kafka"),
         )
     said = str(refusal.value)
@@ -423,15 +423,15 @@ def test_windows_of_time_need_a_beginning_and_a_table():
     with pytest.raises(InvalidSettingError, match="nobody could say what of a window it has"):
         asset(complete_every="1h", completeness=kl.Completeness(start="2026-11-01"), table=None, sink=print)
     windows = asset(complete_every="15min", completeness=kl.Completeness(start="2026-11-01-05:30")).settings.windows
-    with pytest.raises(InvalidSettingError, match="windows of sensor orders_group need the table"):
+    with pytest.raises(InvalidSettingError, match="windows of sensor orders_sensor need the table"):
         sensor(windows=windows)
 
 
-NEVER_BESIDE_THE_OTHERS = {"commit_every", "max_batch_bytes", "on_bad_record", "max_dead_letters"}
+NEVER_BESIDE_THE_OTHERS = {"commit_interval_seconds", "max_batch_bytes", "on_bad_record", "max_dead_letters"}
 FLAT = {  # as it was once written, with what is to be written now
     "batching": ("greedy", "batching=kl.Batching(allocation='greedy')"),
     "batches_in_flight": (2, "batching=kl.Batching(in_flight=2)"),
-    "on_poison": ("quarantine", "batching=kl.Batching(on_poison='quarantine')"),
+    "on_slow_record": ("quarantine", "batching=kl.Batching(on_slow_record='quarantine')"),
     "min_crash_lag": (70, "crash_lag=kl.CrashLag(min_offsets=70)"),
     "max_owed_ranges": (3, "crash_lag=kl.CrashLag(max_ranges=3)"),
     "auto_catch_up": (True, "crash_lag=kl.CrashLag(auto_catch_up=True)"),
@@ -441,20 +441,20 @@ FLAT = {  # as it was once written, with what is to be written now
         "crash_lag=kl.CrashLag(backfill_policy=BackfillPolicy(max_partitions_per_run=2))",
     ),
     "auto_offset_reset": ("latest", "offsets=kl.Offsets(auto_offset_reset='latest')"),
-    "on_data_loss": ("skip", "offsets=kl.Offsets(on_data_loss='skip')"),
-    "on_missing_rows": ("owe", "offsets=kl.Offsets(on_missing_rows='owe')"),
+    "on_data_loss": ("write_off", "offsets=kl.Offsets(on_data_loss='write_off')"),
+    "on_missing_rows": ("crash_lag", "offsets=kl.Offsets(on_missing_rows='crash_lag')"),
     "liveness": ("progress", "membership=kl.Membership(liveness='progress')"),
     "group_instance_id": ("etl-0", "membership=kl.Membership(group_instance_id='etl-0')"),
-    "max_live_runs": (2, "watch=kl.Watch(max_live_runs=2)"),
-    "sensor_interval_seconds": (30, "watch=kl.Watch(minimum_interval_seconds=30)"),
-    "minimum_interval_seconds": (30, "watch=kl.Watch(minimum_interval_seconds=30)"),
-    "sensor_status": (RUNNING, "watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING)"),
-    "default_status": (RUNNING, "watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING)"),
-    "on_event": (print, "watch=kl.Watch(on_event=print)"),
-    "event_jobs": ([dg.GraphDefinition(name="page").to_job()], "watch=kl.Watch(event_jobs=[page])"),
-    "max_lag": (5, "watch=kl.Watch(max_lag=5)"),
-    "ghost_after_seconds": (30.0, "watch=kl.Watch(ghost_after_seconds=30.0)"),
-    "fail_ghost_runs": (True, "watch=kl.Watch(fail_ghost_runs=True)"),
+    "max_live_runs": (2, "sensor=kl.Sensor(max_live_runs=2)"),
+    "sensor_interval_seconds": (30, "sensor=kl.Sensor(minimum_interval_seconds=30)"),
+    "minimum_interval_seconds": (30, "sensor=kl.Sensor(minimum_interval_seconds=30)"),
+    "sensor_status": (RUNNING, "sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING)"),
+    "default_status": (RUNNING, "sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING)"),
+    "on_event": (print, "sensor=kl.Sensor(on_event=print)"),
+    "event_jobs": ([dg.GraphDefinition(name="page").to_job()], "sensor=kl.Sensor(event_jobs=[page])"),
+    "max_lag": (5, "sensor=kl.Sensor(max_lag=5)"),
+    "ghost_after_seconds": (30.0, "sensor=kl.Sensor(ghost_after_seconds=30.0)"),
+    "fail_ghost_runs": (True, "sensor=kl.Sensor(fail_ghost_runs=True)"),
     "kafka_resource_key": ("k", "resources=kl.ResourceKeys(kafka='k')"),
     "spark_resource_key": ("s", "resources=kl.ResourceKeys(spark='s')"),
 }
@@ -462,11 +462,11 @@ OF_THE_CONSUMER = {
     *("batching", "min_crash_lag", "max_owed_ranges", "auto_offset_reset", "on_data_loss", "on_missing_rows"),
     *("liveness", "group_instance_id"),
 }
-OF_THE_SENSOR = {name for name, (_, new) in FLAT.items() if new.startswith(("watch", "resources"))}
+OF_THE_SENSOR = {name for name, (_, new) in FLAT.items() if new.startswith(("sensor", "resources"))}
 WHERE_IT_WAS = {  # what had it once, and how errors call that
     asset: ("asset orders", set(FLAT)),
     component: ("asset orders", set(FLAT)),
-    sensor: ("sensor orders_group", OF_THE_SENSOR),
+    sensor: ("sensor orders_sensor", OF_THE_SENSOR),
     consumer: ("the consumer of group orders-etl", OF_THE_CONSUMER),
     catch_up: ("the catch-up of group orders-etl", {"on_data_loss"}),
 }
@@ -509,11 +509,11 @@ def test_no_moved_setting_is_forgotten():
 def test_what_moved_to_one_place_is_told_as_one():
     """Several settings of a group are written as one."""
     with pytest.raises(InvalidSettingError) as refusal:
-        asset(batches_in_flight=2, max_lag=5, on_poison="quarantine", batching="greedy", max_pol_records=1)
-    batching = "batching=kl.Batching(in_flight=2, on_poison='quarantine', allocation='greedy')"
+        asset(batches_in_flight=2, max_lag=5, on_slow_record="quarantine", batching="greedy", max_pol_records=1)
+    batching = "batching=kl.Batching(in_flight=2, on_slow_record='quarantine', allocation='greedy')"
     assert str(refusal.value).splitlines() == [
-        f"batches_in_flight and on_poison and batching of asset orders have moved: write {batching}",
-        "max_lag of asset orders has moved: write watch=kl.Watch(max_lag=5)",
+        f"batches_in_flight and on_slow_record and batching of asset orders have moved: write {batching}",
+        "max_lag of asset orders has moved: write sensor=kl.Sensor(max_lag=5)",
         "'max_pol_records' is no setting of asset orders: did you mean max_poll_records?",
     ]
 
@@ -522,13 +522,13 @@ def test_what_moved_to_one_place_is_told_as_one():
     ("make", "settings", "says"),
     [
         (consumer, {"batching": kl.Batching(in_flight=2)}, "in_flight of batching means nothing to the consumer of"),
-        (consumer, {"batching": kl.Batching(on_poison="quarantine")}, "on_poison='quarantine' out"),
+        (consumer, {"batching": kl.Batching(on_slow_record="quarantine")}, "on_slow_record='quarantine' out"),
         (consumer, {"crash_lag": kl.CrashLag(auto_catch_up=True)}, "auto_catch_up of crash_lag means nothing to"),
         (consumer, {"crash_lag": kl.CrashLag(max_age_seconds=1.0)}, "leave max_age_seconds=1.0 out"),
         (consumer, {"crash_lag": kl.CrashLag(backfill_policy=dg.BackfillPolicy.single_run())}, "backfill_policy of"),
         (catch_up, {"offsets": kl.Offsets(auto_offset_reset="latest")}, "auto_offset_reset of offsets means nothing"),
-        (catch_up, {"offsets": kl.Offsets(on_missing_rows="owe")}, "leave on_missing_rows='owe' out"),
-        (sensor, {"watch": kl.Watch(max_lag=5)}, "max_lag of watch means nothing to sensor orders_group"),
+        (catch_up, {"offsets": kl.Offsets(on_missing_rows="crash_lag")}, "leave on_missing_rows='crash_lag' out"),
+        (sensor, {"sensor": kl.Sensor(max_lag=5)}, "max_lag of sensor means nothing to sensor orders_sensor"),
     ],
 )
 def test_what_means_nothing_there_is_refused(make, settings, says):
@@ -548,15 +548,15 @@ def test_one_topic_needs_no_list():
     """Nor does it matter which kind of collection several come in."""
     for told in ("orders", ["orders"], ("orders",), {"orders"}, {"orders": 0}.keys()):
         assert asset(topics=told).topics == ("orders",)
-        assert sensor(topics=told).name == "orders_group"
+        assert sensor(topics=told).name == "orders_sensor"
 
 
 def test_numbers_stay_what_they_are():
     """A whole number of seconds is one; nothing else is turned into anything."""
-    told = {"max_batch_seconds": 120, "idle_seconds": 0, "watch": kl.Watch(max_lag=0)}
+    told = {"max_batch_seconds": 120, "idle_seconds": 0, "sensor": kl.Sensor(max_lag=0)}
     told |= {"crash_lag": kl.CrashLag(max_age_seconds=0.5)}
     assert {name: getattr(asset(**told).settings, name) for name in told} == told
-    assert (told["watch"].max_lag, told["crash_lag"].max_age_seconds) == (0, 0.5)
+    assert (told["sensor"].max_lag, told["crash_lag"].max_age_seconds) == (0, 0.5)
 
 
 @pytest.mark.parametrize("name", ["orders.v1-raw", "a_b", "A" * 249, "a..b", "-"])
@@ -627,4 +627,4 @@ def test_what_librdkafka_refuses_is_refused_by_name(extra, says):
 def test_what_is_to_be_processed_again_has_to_be_asked_for():
     """Or it would be of a partition that the run never looks at."""
     with pytest.raises(InvalidSettingError, match="has orders:0:1-2, which ranges does not have"):
-        catch_up(again=[OffsetRange("orders", 0, 1, 2)])
+        catch_up(reprocess=[OffsetRange("orders", 0, 1, 2)])

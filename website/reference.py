@@ -64,7 +64,7 @@ def events() -> str:
     """What the sensor tells of a group."""
     return "\n\n".join([
         "# Events",
-        "What [the sensor](../sensor.md) tells of a group, also to `on_event` of `watch`: each is a `kl.GroupEvent`.",
+        "What [the sensor](../sensor.md) tells of a group, also to `on_event` of `sensor`: each is a `kl.GroupEvent`.",
         *(_member(event.__name__) + _ALL for event in get_args(kl.GroupEvent)),
         _member("LeaveReason") + _ALL,
     ])  # fmt: skip

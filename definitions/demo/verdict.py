@@ -47,7 +47,7 @@ class Verdict:
         return self.lost == 0 and self.duplicated == 0 and self.certified
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json FILE``."""
+        """For ``--json-file FILE``."""
         return asdict(self)
 
 

@@ -14,7 +14,7 @@ def on_event(event):
         return dg.RunRequest(run_config={"ops": {"tell": {"config": {"what": str(event)}}}})
 
 @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
-                watch=kl.Watch(on_event=on_event, event_jobs=[page_someone]))
+                sensor=kl.Sensor(on_event=on_event, event_jobs=[page_someone]))
 def orders(batch):
     return batch.selectExpr("topic", "partition", "offset", "cast(value as string) AS order_json")
 

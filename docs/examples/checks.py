@@ -2,7 +2,7 @@ import dagster as dg
 import kafka_liveness_dagster as kl
 
 @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
-                watch=kl.Watch(max_lag=1_000_000), crash_lag=kl.CrashLag(max_age_seconds=3600))
+                sensor=kl.Sensor(max_lag=1_000_000), crash_lag=kl.CrashLag(max_age_seconds=3600))
 def orders(batch):
     return batch.selectExpr("topic", "partition", "offset", "cast(value as string) AS order_json")
 

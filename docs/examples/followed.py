@@ -1,7 +1,7 @@
 import dagster as dg
 import kafka_liveness_dagster as kl
 
-@kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders", materialize_every=300)
+@kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders", materialize_interval_seconds=300)
 def orders(batch):
     return batch.selectExpr("topic", "partition", "offset", "cast(key AS string) AS customer")
 

@@ -5,7 +5,7 @@ ON = dg.DefaultSensorStatus.RUNNING
 
 @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders", enable_parallel_rebalance=True,
                 complete_every="1h", completeness=kl.Completeness(start="2026-11-01", allowed_lateness_seconds=300.0),
-                watch=kl.Watch(default_status=ON))
+                sensor=kl.Sensor(default_status=ON))
 def orders(batch):
     return batch.select("topic", "partition", "offset", "timestamp")
 

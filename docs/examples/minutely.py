@@ -2,7 +2,7 @@ import dagster as dg
 import kafka_liveness_dagster as kl
 
 @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders", max_poll_records=1_000_000,
-                batching=kl.Batching(commit_every=60, max_batch_bytes=256 * 2**20),
+                batching=kl.Batching(commit_interval_seconds=60, max_batch_bytes=256 * 2**20),
                 maintenance=kl.Maintenance(default_status=dg.DefaultScheduleStatus.RUNNING))
 def orders(batch):
     return batch.selectExpr("topic", "partition", "offset", "cast(value AS string) AS order_json")

@@ -3,7 +3,7 @@ import kafka_liveness_dagster as kl
 
 @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
                 max_poll_records=500_000, max_batch_seconds=120, enable_parallel_rebalance=True,
-                watch=kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING))
+                sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING))
 def orders(batch):                       # a Spark DataFrame of exactly this batch's ranges
     return batch.selectExpr("topic", "partition", "offset", "cast(value as string) AS order_json")
 

@@ -36,11 +36,11 @@ _SHOWN_STRANGERS = 6
 @click.command()
 @click.argument("group", type=GROUP)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option("--table", type=TABLE, help="catalog.namespace.table, instead of the one that the group's commits name.")
+@click.option("--table", type=TABLE, help="catalog.namespace.table.  [default: the table in the group's commits]")
 @at_bootstrap_servers
 @with_command_config
 @at_spark
-@click.option("--deep", is_flag=True, help="Compare all rows and all records, by Spark.")
+@click.option("--deep", is_flag=True, help="Also compare all rows with all records.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def audit(
@@ -55,15 +55,16 @@ def audit(
     deep: bool,
     as_json: bool,
 ) -> None:
-    """Certify that every offset consumer group GROUP has committed is in its table, once.
+    """Certify that the table has each offset once.
 
-    Three witnesses are asked, by metadata alone: both commit logs, the broker, and what the table's own snapshots say
-    that they wrote. What is owed, and what was lost or forgiven, is excepted by name. What is neither, or a topic
-    made anew, fails.
+    Compares metadata: both commit logs of consumer group GROUP, the broker's offsets, and the offsets that the table's
+    snapshots record. Offsets that are pending, written off or lost are named and allowed. Any other missing offset
+    fails the audit, and so does a recreated topic.
 
-    --deep reads all rows and all records too, and finds rows that nobody vouches for, and records without rows.
+    --deep also reads all rows and all records. It finds rows of unrecorded offsets, and records without rows.
 
-    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: it could not be asked.
+    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: Kafka or Spark did not
+    respond.
 
     \b
     Example:
@@ -123,7 +124,17 @@ def shown(found: Certificate) -> Group:
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False)
-    for column in ("partition", "log", "from", "committed", "in table", "owed", "lost", "missing", "written twice"):
+    for column in (
+        "partition",
+        "log",
+        "from",
+        "committed",
+        "in table",
+        "pending",
+        "written off",
+        "missing",
+        "written twice",
+    ):
         table.add_column(column, no_wrap=True, justify="left" if column in ("partition", "log") else "right")
     for p in found.partitions:
         spans = (p.in_table, p.owed, p.lost, p.missing, p.overlaps)

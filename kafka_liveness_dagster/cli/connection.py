@@ -35,7 +35,7 @@ at_bootstrap_servers = click.option(
     type=SERVERS,
     default="embedded",
     show_default=True,
-    help="The Kafka to ask.",
+    help="Kafka brokers.",
 )
 with_command_config = click.option(
     "--command-config",
@@ -47,7 +47,7 @@ at_spark = click.option(
     type=REMOTE,
     default="embedded",
     show_default=True,
-    help="The Spark Connect to ask, sc://host:port/;token=…",
+    help="Spark Connect server, sc://host:port/;token=…",
 )
 
 

@@ -37,11 +37,11 @@ _WIDTH = 24
 @at_bootstrap_servers
 @with_command_config
 @at_spark
-@click.option("--group", type=GROUP, help="Look at this consumer group and its topics, too.")
+@click.option("--group", type=GROUP, help="Also check this consumer group and its topics.")
 @click.option(
     "--probe-catalog",
     metavar="CATALOG[.NAMESPACE]",
-    help="Try on a scratch table what batches need of this catalog of Spark's.",
+    help="Try batches on a scratch table of this Spark catalog.",
 )
 @click.option("-m", "--module-name", "module", help="The code location, as `dagster dev -m` takes it.")
 @click.option(
@@ -51,7 +51,7 @@ _WIDTH = 24
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The code location, as `dagster dev -f` takes it.",
 )
-@click.option("--strict", is_flag=True, help="Exit code 1 for warnings too, and for what could not be asked.")
+@click.option("--strict", is_flag=True, help="Exit code 1 for warnings and unknown results, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def doctor(
@@ -67,7 +67,7 @@ def doctor(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Look at a deployment, and say what to change in it, and why.
+    """Check a deployment and advise on settings.
 
     Kafka's limits and what keeps commits and records, Spark's versions, settings and catalogs; for embedded services
     Java and the jars. With --group also how near its backlog is to being deleted. Dagster's

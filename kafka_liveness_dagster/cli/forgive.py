@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.config import KafkaSettings
 
-_CLIENT_ID = "kafka-liveness/forgive"
-_KEPT = "closed by hand, former rows kept"
+_CLIENT_ID = "kafka-liveness/write-off"
+_KEPT = "closed, earlier rows kept"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Asked:
 
     def told(self) -> list[str]:
         """A line for each range, with what is left of its data, and for each partition that is closed."""
-        owed = [f"{r}: {r.size:,} offsets owed, {self._left(r)}" for r in self.ranges]
+        owed = [f"{r}: {r.size:,} offsets pending, {self._left(r)}" for r in self.ranges]
         return [*owed, *(f"{key}: processed before; the former rows stay in the table" for key in self.kept)]
 
     @property
@@ -70,7 +70,7 @@ class Asked:
     @property
     def outcome(self) -> str:
         """What was done."""
-        forgiven = [f"{self.size:,} offsets forgiven"] if self.ranges else []
+        forgiven = [f"{self.size:,} offsets written off"] if self.ranges else []
         return "; ".join([*forgiven, *(f"closed {key}" for key in self.kept)])
 
     def _left(self, one: OffsetRange) -> str:
@@ -125,7 +125,7 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
         if not audit.has_failed_again(key):
             raise InvalidSettingError(
                 f"{one} is not owed by group {group_id}, it is done already or was never skipped: there is nothing to "
-                "forgive; nothing was written"
+                "write off; nothing was written"
             )
         kept.append(key)
     forgiven, expired = [], []
@@ -156,7 +156,7 @@ class Audit:
                     f"--asset {asset} needs Dagster: set DAGSTER_HOME to the instance that has it; nothing was written"
                 )
             return cls(None, None)
-        outcome = "Nothing was written. To forgive without a trace in Dagster, unset DAGSTER_HOME."
+        outcome = "Nothing was written. To write off without an event in Dagster, unset DAGSTER_HOME."
         return cls(instance, crash_lag_asset(instance, group_id, asset, outcome))
 
     def check_open(self, key: str) -> None:
@@ -190,7 +190,7 @@ class Audit:
         if self.asset is not None and not asked.ranges:
             return f"a materialization of {self.asset.to_user_string()} will tell of it"
         if self.asset is None:
-            return "DAGSTER_HOME is not set: only the broker will know of it, not who forgave it, nor why"
+            return "DAGSTER_HOME is not set: Dagster will have no event of who wrote it off, and why"
         keys = [key for r in asked.ranges for key in self._keys(r)]
         on = f", partitions {', '.join(keys)} (materialize them afterwards: they end at once)" if keys else ""
         return f"an event of {self.asset.to_user_string()} will tell of it{on}"
@@ -244,7 +244,7 @@ class Audit:
         return dg.AssetObservation(
             asset,
             partition=key,
-            description=f"{one.size:,} owed offsets {outcome} by {_who()}: {asked.reason}",
+            description=f"{one.size:,} pending offsets {outcome} by {_who()}: {asked.reason}",
             metadata={
                 **_signature(asked, one),
                 "expired_offsets": size(r.span for r in asked.expired if r.overlaps(one)),
@@ -261,10 +261,10 @@ def forgive(kafka: KafkaSettings, asked: Asked, audit: Audit) -> None:
     if asked.ranges:
         second = SecondLog(kafka, asked.group_id, _CLIENT_ID)
         try:
-            audit.write(asked, "forgiven")
+            audit.write(asked, "written off")
             second.tell(by_partition(asked.ranges))
         except Exception as error:
-            audit.write(asked, f"NOT forgiven after all ({error})")
+            audit.write(asked, f"NOT written off ({error})")
             raise
         finally:
             second.close()
@@ -277,8 +277,8 @@ def _signature(asked: Asked, one: OffsetRange) -> dict[str, str | int]:
         "group": asked.group_id,
         "range": str(one),
         "offsets": one.size,
-        "forgiven_by": _who(),
-        "forgiven_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "written_off_by": _who(),
+        "written_off_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "reason": asked.reason,
     }
 

@@ -1,4 +1,4 @@
-"""The commands about one consumer group: ``kafka-liveness status`` and ``forgive``; ``audit_command`` has the third."""
+"""The commands about one consumer group: ``status``, ``write-off``, ``move``, ``adopt`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ _EVERY = Seconds(min=0.2)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, a series for each topic.")
 @click.option("--by-partition", is_flag=True, help="With --prometheus: a series for each partition.")
-@click.option("--watch", type=_EVERY, is_flag=False, flag_value=2.0, help="Look every 2 (or so many) s until Ctrl-C.")
+@click.option(
+    "--watch",
+    type=_EVERY,
+    is_flag=False,
+    flag_value=2.0,
+    help="Refresh every 2 s, or every so many seconds, until Ctrl-C.",
+)
 def status(
     group: str,
     *,
@@ -53,10 +59,11 @@ def status(
     by_partition: bool,
     watch: float | None,
 ) -> None:
-    """Show both commit logs of consumer group GROUP, what it owes, its lag and its members.
+    """Show lag, crash lag and members of a group.
 
-    "both lanes" is KIP-333's committed(): every offset before it is processed, in whichever lane. "done above" is
-    what the catch-up lane did beyond the first offset still owed. Owed ranges that expired, or lie in the oldest
+    Reads both commit logs of consumer group GROUP. "pending" is its crash lag: ranges that no lane has processed.
+    "both lanes" is KIP-333's committed(): every offset before it is processed, in either lane. "done above" is what
+    the catch-up lane processed beyond the first pending offset. Pending ranges that expired, or lie in the oldest
     tenth of a log that the broker is already deleting, are marked.
 
     All of it is by the commit logs, which a dropped or rolled back table does not change. With --table the table is
@@ -99,15 +106,15 @@ def status(
         status_shown.terminal().print(status_shown.show(found))
 
 
-@click.command()
+@click.command("write-off")
 @click.argument("group", type=GROUP)
 @click.argument("ranges", type=RANGE, nargs=-1, required=True, metavar="RANGE...")
-@click.option("--reason", type=TEXT, required=True, help="Why nobody will process them; kept in Dagster.")
+@click.option("--reason", type=TEXT, required=True, help="Why these offsets stay unprocessed; recorded in Dagster.")
 @click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
 @at_bootstrap_servers
 @with_command_config
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def forgive(
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def write_off(
     group: str,
     *,
     ranges: tuple[str, ...],
@@ -117,21 +124,21 @@ def forgive(
     command_config: TextIO | None,
     yes: bool,
 ) -> None:
-    """Close owed ranges of consumer group GROUP by hand: they count as done, though nobody processed them.
+    """Mark pending ranges as done, unprocessed.
 
-    For crash lag that expired, or that nobody wants. Each RANGE is topic:partition:start-end, as `status` and the
-    partitions of the crash lag asset show it. Nothing is written before all of them were found to be owed, and
-    you said yes.
+    For crash lag of consumer group GROUP that expired or is not needed. Each RANGE is topic:partition:start-end, as
+    `status` and the partitions of the crash lag asset show it. The command writes nothing unless all ranges are
+    pending and you confirm.
 
-    A RANGE may also be a partition that failed when its offsets were processed again, like orders:3:70-120@replay-…:
-    the former rows stay in the table, and the partition counts as materialized. It needs DAGSTER_HOME.
+    A RANGE may also be a partition that failed when its offsets were reprocessed, like orders:3:70-120@replay-…:
+    the earlier rows stay in the table, and the partition counts as materialized. This needs DAGSTER_HOME.
 
-    With DAGSTER_HOME set, who forgave what, when and why becomes an event of the crash lag asset, on the partitions
-    concerned; it is written before the commit log.
+    If DAGSTER_HOME is set, the crash lag asset gets an event for each partition concerned: who wrote off what, when
+    and why. The event is written before the commit log. `forgive` is an alias of this command.
 
     \b
     Example:
-      kafka-liveness forgive orders-etl orders:3:70-120 --reason "expired, replaced from the archive"
+      kafka-liveness write-off orders-etl orders:3:70-120 --reason "expired, replaced from the archive"
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
@@ -153,11 +160,12 @@ def forgive(
 @at_bootstrap_servers
 @with_command_config
 def move(group: str, *, target: str, bootstrap_servers: str, command_config: TextIO | None) -> None:
-    """Say that the rows of consumer group GROUP are in TABLE from now on, or in the sink of that name.
+    """Set the table that holds the rows of a group.
 
-    For a table that was renamed or moved with its snapshots: a run that writes to another table than the group's
-    commits are about is refused, since two assets with one group would have a part of the records each. Nothing else
-    is changed: no row, no offset. A table without the snapshots lacks what was committed (on_missing_rows).
+    From now on the rows of consumer group GROUP are in TABLE, or in the sink of that name. For a table that was renamed
+    or moved with its snapshots: a run that writes to another table than the group's commits are about is refused, since
+    two assets with one group would have a part of the records each. Nothing else is changed: no row, no offset. A table
+    without the snapshots lacks what was committed (on_missing_rows).
 
     Exit code 1 while the group has members: end the live runs first.
 
@@ -178,7 +186,7 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
 @at_bootstrap_servers
 @with_command_config
 @at_spark
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def adopt(
     group: str,
     *,
@@ -189,10 +197,11 @@ def adopt(
     spark: str,
     yes: bool,
 ) -> None:
-    """Let consumer group GROUP take over rows that another group wrote to TABLE.
+    """Take over the rows of another group.
 
-    A run is refused if another group wrote rows of its topics to its table, because the rows of two groups replace
-    each other. Use this command for a group that was renamed.
+    Lets consumer group GROUP take over rows that another group wrote to TABLE. A run is refused if another group wrote
+    rows of its topics to its table, because the rows of two groups replace each other. Use this command for a group
+    that was renamed.
 
     If GROUP has no commits of a topic, both commit logs of the former group are copied, and GROUP goes on where that
     group stopped, pending ranges included. The table gets one snapshot without rows. No row is changed.
@@ -219,11 +228,11 @@ def adopt(
 
 @click.command()
 @click.argument("group", type=GROUP)
-@click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, UTC unless it says otherwise.")
-@click.option("--to", "end", type=MOMENT, help="Up to before this time; all that is committed unless given.")
+@click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, in UTC unless it has an offset.")
+@click.option("--to", "end", type=MOMENT, help="Exclusive end.  [default: all committed records]")
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
-@click.option("--what-is-left", is_flag=True, help="Go on although the broker has deleted records, maybe of that time.")
+@click.option("--allow-expired", is_flag=True, help="Replay what the broker still has of the time window.")
 @at_bootstrap_servers
 @with_command_config
 def replay(
@@ -233,15 +242,16 @@ def replay(
     end: datetime | None,
     topics: tuple[str, ...],
     asset: str | None,
-    what_is_left: bool,
+    allow_expired: bool,
     bootstrap_servers: str,
     command_config: TextIO | None,
 ) -> None:
-    """Add the partitions by which consumer group GROUP processes a window of time again, by today's transform.
+    """Add partitions that reprocess a time window.
 
-    For a transform that was mended, or has a new column. By the records' timestamps, of each partition from the first
-    record that is not older than --from to the first that is not older than --to. What is owed has partitions of
-    its own, and what is not committed the live lane comes to. Nothing is processed before you materialize the
+    For a transform that was fixed, or has a new column. Consumer group GROUP reprocesses the window with today's
+    transform. By the records' timestamps, of each partition from the first
+    record that is not older than --from to the first that is not older than --to. Pending ranges have partitions
+    of their own, and the live lane reads what is not committed. Nothing is processed before you materialize the
     partitions of the crash lag asset: each replaces exactly its offsets' rows.
 
     Needs DAGSTER_HOME, the instance that has the asset. Exit code 1, and nothing added, where the broker has deleted
@@ -254,7 +264,7 @@ def replay(
     from kafka_liveness_dagster.cli import replay as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
     kafka = reached(bootstrap_servers, command_config)
-    found = by_hand.window(kafka, group, topics, begin, end, what_is_left=what_is_left)
+    found = by_hand.window(kafka, group, topics, begin, end, allow_expired=allow_expired)
     for line in by_hand.told(found):
         click.echo(line)
     added, keys = by_hand.add_partitions(group, asset, found.ranges)

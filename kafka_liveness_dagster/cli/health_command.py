@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("group", type=GROUP)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option("--max-lag", type=click.IntRange(0), help="Offsets that may wait for the live lane.  [default: any]")
-@click.option("--max-owed", type=click.IntRange(0), help="Offsets of crash lag that may be owed.  [default: any]")
+@click.option("--max-lag", type=click.IntRange(0), help="Fail if the live lane is further behind.  [default: any]")
+@click.option("--max-pending", type=click.IntRange(0), help="Fail if more crash lag is pending.  [default: any]")
 @at_bootstrap_servers
 @with_command_config
 @click.pass_context
@@ -28,23 +28,23 @@ def health(
     *,
     topics: tuple[str, ...],
     max_lag: int | None,
-    max_owed: int | None,
+    max_pending: int | None,
     bootstrap_servers: str,
     command_config: TextIO | None,
 ) -> None:
-    """Tell a probe whether consumer group GROUP is well, by Kafka's word alone.
+    """Probe the health of a group by exit code.
 
-    It is not while records wait and it has no member, while more waits or is owed than you allow, while records wait
-    behind a transaction that no producer ends, or when the broker has deleted, or is about to delete, what neither
-    lane has processed. A line for each of these; those that are wrong go to stderr.
+    Reads Kafka only. Consumer group GROUP is unhealthy if it has lag and no member, if lag or crash lag exceeds your
+    limits, if records are behind a transaction that no producer ends, or if the broker has deleted, or is about to
+    delete, records that neither lane has processed. Prints a line for each check; failed checks go to stderr.
 
-    Between two live runs records wait for some seconds and nobody is there: let a probe count only what fails for
-    half a minute. Exit code 0: well; 1: not; 2: it could not be asked.
+    Between two live runs a group has lag and no member for some seconds: let a probe count only failures of half a
+    minute. Exit code 0: healthy; 1: unhealthy; 2: Kafka did not respond.
 
     \b
     Example:
       kafka-liveness health orders-etl
-      kafka-liveness health orders-etl --max-lag 100000 --max-owed 0 --bootstrap-servers broker:9092
+      kafka-liveness health orders-etl --max-lag 100000 --max-pending 0 --bootstrap-servers broker:9092
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.core.health import Gravity  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.core.probe import probe  # noqa: PLC0415
@@ -54,7 +54,7 @@ def health(
     except KafkaLivenessError as error:
         raise CannotAskError(str(error)) from error
     seen = [one.seen for one in found.partitions]
-    verdicts = probe(seen, len(found.members), max_lag=max_lag, max_owed=max_owed, held=found.held)
+    verdicts = probe(seen, len(found.members), max_lag=max_lag, max_pending=max_pending, held=found.held)
     for verdict in verdicts:
         click.echo(verdict.sentence, err=verdict.gravity is not Gravity.FINE)
     context.exit(0 if all(verdict.gravity is Gravity.FINE for verdict in verdicts) else 1)

@@ -32,8 +32,15 @@ def _writable(_: click.Context, __: click.Parameter, file: Path | None) -> Path 
     return file
 
 
+_ALIASES = {"forgive": "write-off"}
+
+
 class _Group(click.Group):
     """Shows our own errors as a message, without a traceback: they carry their numbers and their remedy."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name, or by its alias."""
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -57,7 +64,7 @@ def main() -> None:
 @click.option("--spark-cores", type=click.IntRange(1), default=2, show_default=True, help="Spark tasks at once.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the token of Spark Connect.")
 def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_json: bool) -> None:
-    """Start the embedded Kafka and Spark Connect, or find those that run.
+    """Start the embedded Kafka and Spark Connect.
 
     They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the folder
     KAFKA_LIVENESS_HOME names). Once a machine about 110 MB of jars are downloaded. Calling it again is harmless.
@@ -105,10 +112,10 @@ def _is_dead(spark_remote: str) -> bool:
 
 @main.command()
 def down() -> None:
-    """Stop the embedded services. Topics, offsets and tables stay for the next `up`.
+    """Stop the embedded services.
 
-    From then on only `kafka-liveness up` starts them. Runs and sensor ticks do not: a tick is skipped and names this
-    command, a run fails with ServicesDownError.
+    Topics, offsets and tables stay for the next `up`. From then on only `kafka-liveness up` starts them. Runs and
+    sensor ticks do not: a tick is skipped and names this command, a run fails with ServicesDownError.
 
     \b
     Example:
@@ -121,9 +128,10 @@ def down() -> None:
 
 @main.command()
 def jars() -> None:
-    """Print the folder of the jars that a Spark of yours needs: Kafka's connector, Iceberg's runtime, Avro.
+    """Print the folder of the jars for Spark.
 
-    They go with the pyspark that is installed, and are downloaded if they are not there yet, 60 MB.
+    Your Spark server needs them: Kafka's connector, Iceberg's runtime, Avro. They go with the pyspark that is
+    installed, and are downloaded if they are not there yet, 60 MB.
 
     \b
     Example:
@@ -135,15 +143,16 @@ def jars() -> None:
 
 
 @main.command()
-@click.option("--json", "json_file", type=_FILE, help="Write the verdict there.")
+@click.option("--json-file", type=_FILE, help="Write the verdict to this file, as JSON.")
 @click.option("--keep", is_flag=True, help="Stay with Dagster's UI and the services running until Ctrl-C.")
 @click.pass_context
 def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
-    """Watch the package do what it exists for, on a real Kafka, Spark, Iceberg and Dagster of its own.
+    """Show a crash and its backfill in two minutes.
 
-    Orders flow, the sensor starts the live run, the run worker is killed in the middle of a batch, the live lane
-    goes on at the log end, the skipped ranges become partitions and are backfilled; at the end the table is
-    compared with what was produced. Exit code 1 unless nothing is lost and nothing is doubled.
+    Runs on a real Kafka, Spark, Iceberg and Dagster. Orders flow, the sensor starts the live run, the run worker is
+    killed in the middle of a batch, the live lane goes on at the log end, the skipped ranges become partitions and are
+    backfilled; at the end the table is compared with what was produced. Exit code 1 unless nothing is lost and nothing
+    is doubled.
 
     About two minutes, longer when the jars are still to be downloaded. Its state is in .kafka_liveness/demo of this
     folder, or in the folder KAFKA_LIVENESS_HOME names.
@@ -154,7 +163,7 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
 
     \b
     Example:
-      kafka-liveness demo --json verdict.json
+      kafka-liveness demo --json-file verdict.json
       SPARK_REMOTE=sc://spark.example:15002 KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 kafka-liveness demo
     """  # noqa: D301  click's own mark: do not rewrap what follows
     story = _example("definitions.demo.story")
@@ -170,8 +179,8 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
 @click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
 @at_bootstrap_servers
 @with_command_config
-@click.option("--json", "json_file", type=_FILE, callback=_writable, help="Write verdict and events there.")
-@click.option("--picture", type=_FILE, callback=_writable, help="Draw them there, as SVG.")
+@click.option("--json-file", type=_FILE, callback=_writable, help="Write verdict and events to this file, as JSON.")
+@click.option("--svg-file", "picture", type=_FILE, callback=_writable, help="Draw the events in this file, as SVG.")
 @click.pass_context
 def timeline(
     context: click.Context,
@@ -185,12 +194,12 @@ def timeline(
     json_file: Path | None,
     picture: Path | None,
 ) -> None:
-    """Watch what KIP-62 promises: a consumer that stalls, second by second.
+    """Show how a stalled consumer leaves its group.
 
-    It polls a batch and stalls. Heartbeats go on; at the poll interval it leaves its group; when it polls again it
-    joins again and is given the uncommitted batch again. The op, the watchdog, librdkafka and the broker each tell
-    what they saw. Exit code 1 unless it was so. The defaults are a session timeout of 10 s, a poll interval of
-    1 min and a stall of 3 min, divided by 5.
+    KIP-62, second by second. The consumer polls a batch and stalls. Heartbeats go on; at the poll interval it leaves
+    its group; when it polls again it joins again and is given the uncommitted batch again. The op, the watchdog,
+    librdkafka and the broker each tell what they saw. Exit code 1 unless it was so. The defaults are a session timeout
+    of 10 s, a poll interval of 1 min and a stall of 3 min, divided by 5.
 
     Topic and group, both timeline-…, are made for it and deleted afterwards; a login needs all rights on these names.
     An ordinary broker allows session timeouts from 6 s (from 45 s with --protocol consumer).
@@ -213,7 +222,7 @@ def timeline(
 
 main.add_command(doctor_command.doctor)
 main.add_command(group_commands.status)
-main.add_command(group_commands.forgive)
+main.add_command(group_commands.write_off)
 main.add_command(group_commands.move)
 main.add_command(group_commands.adopt)
 main.add_command(group_commands.replay)

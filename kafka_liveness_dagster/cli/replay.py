@@ -33,7 +33,7 @@ def window(
     begin: datetime,
     end: datetime | None,
     *,
-    what_is_left: bool = False,
+    allow_expired: bool = False,
 ) -> Processed:
     """The processed offsets of a group whose timestamps lie from ``begin`` to before ``end``.
 
@@ -43,7 +43,7 @@ def window(
         topics: only these; all that the group has commits of unless given.
         begin: of the window.
         end: of the window; None for all that is committed.
-        what_is_left: take what the broker still has of it.
+        allow_expired: take what the broker still has of it.
 
     Raises:
         InvalidSettingError: the group has committed nothing, or nothing of the window.
@@ -53,9 +53,9 @@ def window(
         raise InvalidSettingError(f"--to {end.isoformat()} is not after --from {begin.isoformat()}")
     until = None if end is None else _ms(end)
     try:
-        found = processed(Cluster(kafka), group_id, topics, _ms(begin), until, what_is_left=what_is_left)
+        found = processed(Cluster(kafka), group_id, topics, _ms(begin), until, allow_expired=allow_expired)
     except DataExpiredError as error:
-        remedy = "Nothing was added; to take what is left of the window, say --what-is-left, or begin later"
+        remedy = "Nothing was added; to take what is left of the window, say --allow-expired, or begin later"
         raise DataExpiredError(f"{error}: the window begins at {begin.isoformat()}. {remedy}") from None
     if not found.ranges:
         nothing = f"nothing that group {group_id} has processed is of that time"

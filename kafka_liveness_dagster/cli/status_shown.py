@@ -34,14 +34,14 @@ _WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expi
 def show(found: GroupStatus) -> Group:
     """The same for a terminal."""
     numbers = found.as_json()
-    words = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets owed, members: {len(found.members)}"
+    words = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets pending, members: {len(found.members)}"
     by = f"by the commit logs; for the table: kafka-liveness audit {found.group_id}"
     title = Text(f"group {found.group_id}: {words}", "bold")
     source = Text(f"by both commit logs and {found.table}" if found.table else by, "dim")
     seen = [p.seen for p in found.partitions]
     if missing := [OffsetRange(*one.topic_partition, *span) for one in seen for span in one.missing]:
         lacks = f"{found.table} lacks {listed(missing)}, {sum(r.size for r in missing):,} committed offsets"
-        source.append(f"\n{lacks}. Fix: restore the table, or set on_missing_rows='owe'", "red")
+        source.append(f"\n{lacks}. Fix: restore the table, or set on_missing_rows='crash_lag'", "red")
     first = [
         f"{p.seen.topic_partition}: not this package's metadata: {one.metadata[:80]!r}"
         for p in found.partitions
@@ -102,7 +102,7 @@ class _Rows:
 
 
 def _partitions_table(found: GroupStatus) -> _Rows:
-    table = _Rows(("partition", "log", "committed", "mark", "lag", "owed", "done above", "both lanes"))
+    table = _Rows(("partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes"))
     for p in found.partitions:
         seen, mark = p.seen, p.seen.mark
         table.add(
@@ -120,16 +120,16 @@ def _partitions_table(found: GroupStatus) -> _Rows:
 
 
 def _members_table(found: GroupStatus) -> _Rows:
-    table = _Rows(("member", "run", "host", "static id", "partitions"))
+    table = _Rows(("member", "run", "host", "instance id", "partitions"))
     for m in found.members:
         held = listed(sorted(map(str, m.seen.partitions)))
-        runs = " ".join(m.runs) or "not ours"
+        runs = " ".join(m.runs) or "external"
         table.add(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
     return table
 
 
 def _without_mark(p: PartitionStatus) -> str:
-    return "foreign" if any(one.log == "first" for one in p.foreign) else "none"
+    return "external" if any(one.log == "first" for one in p.foreign) else "none"
 
 
 def _owed(p: PartitionStatus) -> Text:

@@ -22,7 +22,10 @@ _INTERNAL = "__"  # Kafka's own topics begin so
 
 @click.group()
 def topic() -> None:
-    """Make topics, list them, and say what is in one: the embedded broker comes without Kafka's own tools."""
+    """Create, list and describe topics.
+
+    The embedded broker comes without Kafka's own tools.
+    """
 
 
 @topic.command()
@@ -41,7 +44,7 @@ def create(
     bootstrap_servers: str,
     command_config: TextIO | None,
 ) -> None:
-    """Make topic NAME.
+    """Create topic NAME.
 
     Its partitions are how many live runs can share the work. There may be more later, but not fewer.
 
@@ -63,7 +66,7 @@ def create(
 @at_bootstrap_servers
 @with_command_config
 def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
-    """List the topics, without Kafka's own.
+    """List topics, without Kafka's internal topics.
 
     \b
     Example:
@@ -88,7 +91,7 @@ def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | Non
 @at_bootstrap_servers
 @with_command_config
 def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
-    """Show topic NAME: its id, where each partition's log starts and ends, and what is set on it.
+    """Show id, offsets and settings of a topic.
 
     Offsets are those of `read_committed`: the log end is the last stable offset.
 
@@ -119,10 +122,12 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--json", "as_json", is_flag=True, help="Each line has to be JSON; empty lines are passed.")
-@click.option("--key", type=TEXT, help="With --json: the field whose value is the record's key.")
-@click.option("--key-separator", type=TEXT, help="What stands between key and value in each line.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True, max=1e6), help="Records a second; all unless set.")
+@click.option("--json-lines", "as_json", is_flag=True, help="Require JSON in each line; ignore empty lines.")
+@click.option("--key", type=TEXT, help="With --json-lines: the field that holds the record's key.")
+@click.option("--key-separator", type=TEXT, help="Text between key and value in each line.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True, max=1e6), help="Records a second.  [default: no limit]"
+)
 @at_bootstrap_servers
 @with_command_config
 def produce(
@@ -136,20 +141,20 @@ def produce(
     bootstrap_servers: str,
     command_config: TextIO | None,
 ) -> None:
-    """Append each line of FILE, or of standard input, to TOPIC as a record.
+    """Write lines of a file to a topic.
 
-    Each is written once and in its order, records of one key to one partition. On the embedded broker a topic that does
-    not exist is made. A line that is not what was asked for ends it: the error says which, and how many are in the
-    topic.
+    Each line of FILE, or of standard input, becomes a record of TOPIC, written once and in order; records of
+    one key go to one partition. On the embedded broker a missing topic is created. A malformed line ends the command:
+    the error names the line and the number of records in the topic.
 
     \b
     Example:
       seq 1000 | kafka-liveness produce orders --rate 100
       echo 'ada:{"item": "tea"}' | kafka-liveness produce orders --key-separator :
-      kafka-liveness produce orders --json --key customer orders.jsonl
+      kafka-liveness produce orders --json-lines --key customer orders.jsonl
     """  # noqa: D301  click's own mark: do not rewrap what follows
     if key is not None and not as_json:
-        raise click.UsageError("--key names a field of JSON: say --json too, or --key-separator for other lines")
+        raise click.UsageError("--key names a field of JSON: add --json-lines, or --key-separator for other lines")
     if key is not None and key_separator is not None:
         raise click.UsageError("--key and --key-separator both say where the key is: choose one")
     if key_separator == "":

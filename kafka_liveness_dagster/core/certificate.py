@@ -77,7 +77,7 @@ class PartitionCertificate:
 
     @cached_property
     def lost(self) -> tuple[Span, ...]:
-        """Told as lost, or forgiven by hand."""
+        """Written off by hand, or reported as lost."""
         return difference(intersection(self.facts.reported, self.life), self._done)
 
     @cached_property
@@ -177,7 +177,7 @@ class PartitionCertificate:
         if not self.forgotten:
             return (
                 f"{sentence}: they were committed after their rows were written, and the table has lost them: it was "
-                "dropped, replaced or rolled back. Restore it, or set on_missing_rows='owe'"
+                "dropped, replaced or rolled back. Restore it, or set on_missing_rows='crash_lag'"
             )
         unknown = self.facts.account is None or not self.facts.account.complete
         why = ", and the table cannot tell" if unknown else ""
@@ -258,5 +258,5 @@ def _but_for(owed: tuple[int, str], dead: tuple[int, str], lost: tuple[int, str]
         expired = f", {dead[0]:,} of them expired at the broker" if dead[0] else ""
         parts.append(f"{owed[0]:,} owed ({owed[1]}{expired})")
     if lost[0]:
-        parts.append(f"{lost[0]:,} lost or forgiven ({lost[1]})")
+        parts.append(f"{lost[0]:,} written off ({lost[1]})")
     return f", but for {' and '.join(parts)}" if parts else ""

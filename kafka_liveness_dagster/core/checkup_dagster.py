@@ -202,7 +202,7 @@ def _sensors(groups: Sequence[GroupSensor]) -> Answer:
     if off := [one for one in groups if not one.is_on]:
         return FAIL(
             f"off: {listed([f'{one.name} ({one.group_id})' for one in off])}",
-            "switch it on in Dagster's UI, or give the asset watch=kl.Watch(default_status=RUNNING): nobody else "
+            "switch it on in Dagster's UI, or give the asset sensor=kl.Sensor(default_status=RUNNING): nobody else "
             "starts a group's live lane, or tells of a crash",
         )
     return OK(f"on: {listed([one.name for one in groups])}")

@@ -169,7 +169,7 @@ class CrashLagFound:
 
 
 @dataclass(frozen=True)
-class OwedForgotten:
+class CrashLagForgotten:
     """Somebody's commit replaced what said that a range is owed: it is neither in the table nor owed.
 
     Attributes:
@@ -194,7 +194,7 @@ GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
     GroupDied,
     GhostFound,
     CrashLagFound,
-    OwedForgotten,
+    CrashLagForgotten,
 ]
 """Any of them: what ``on_event`` is given."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is terminated"
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _AWAY = ". It joins again with its next poll; its log says what took so long"
-_RESTORE = "Restore it, or set on_missing_rows='owe' and backfill"
+_RESTORE = "Restore it, or set on_missing_rows='crash_lag' and backfill"
 _REJOINS = (LeaveReason.POLL_TIMEOUT, LeaveReason.LOST, LeaveReason.DISCONNECTED)
 _NOBODY = ". The group's sensor starts live runs: is it switched on?"
 
@@ -106,14 +106,18 @@ def group_alive(
         (True, Gravity.FINE, "nothing to read, no member needed", ""),
     )
     gravity, sentence = next((gravity, sentence + remedy) for holds, gravity, sentence, remedy in rules if holds)
-    numbers = {"members": ours, "foreign_members": len(foreign), "runs_in_progress": len(in_progress), "lag": lag}
+    numbers = {"members": ours, "external_members": len(foreign), "runs_in_progress": len(in_progress), "lag": lag}
     return Verdict(gravity, sentence, {**numbers, "ghosts": len(ghosts)})
 
 
 def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
     """Whether the live lane is near enough to the log end; paused partitions are held by will and do not count."""
     lag, paused = waiting(partitions), sum(p.lag for p in partitions if p.paused)
-    numbers = {"lag": lag, "largest_lag": max((p.lag for p in partitions if not p.paused), default=0), "paused": paused}
+    numbers = {
+        "lag": lag,
+        "largest_lag": max((p.lag for p in partitions if not p.paused), default=0),
+        "paused_lag": paused,
+    }
     if max_lag is None:
         return Verdict(Gravity.FINE, f"lag {lag:,}; no bound is set (max_lag)", numbers)
     numbers["max_lag"] = max_lag
@@ -138,7 +142,7 @@ def crash_lag_age(
         max_age_seconds: None for a check that only reports.
     """
     owed, ranges = sum(p.owed for p in partitions), sum(len(p.outstanding) for p in partitions)
-    numbers: dict[str, int | float | str] = {"owed_offsets": owed, "owed_ranges": ranges}
+    numbers: dict[str, int | float | str] = {"pending_offsets": owed, "pending_ranges": ranges}
     if unsure := replaced_logs(p for p in partitions if p.is_upper_bound):
         return Verdict(Gravity.WARNING, f"cannot tell: {listed(unsure)}", numbers)
     if not owed:
@@ -180,7 +184,9 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
     longer = "process them now (crash lag: its partitions), or raise the topic's retention"
     if lost:
         sentence = f"expired before they were processed: {listed(lost)}, {numbers['expired_offsets']:,} offsets"
-        remedy = "What is gone: `kafka-liveness forgive` closes owed ranges, on_data_loss='skip' passes them"
+        remedy = (
+            "What is gone: `kafka-liveness write-off` closes owed ranges, on_data_loss='write_off' goes on without them"
+        )
         also = f" About to expire: {listed(near)}: {longer}." if near else ""
         return Verdict(Gravity.ERROR, f"{sentence}.{also} {remedy}", numbers)
     if near:
@@ -206,7 +212,7 @@ def exact(seen: GroupSnapshot, remembered: Sequence[str], cannot_tell: str) -> V
     numbers: dict[str, int | float | str] = {
         "missing_offsets": sum(span.size for p in seen.partitions for span in p.missing),
         "forgotten_ranges": len(forgotten),
-        "owed_offsets": owed,
+        "pending_offsets": owed,
     }
     if missing:
         sentence = f"the table lacks {listed(missing)}, {numbers['missing_offsets']:,} offsets that were committed"
@@ -238,7 +244,7 @@ def dead_letters(owed: OwedLetters, cannot_tell: str) -> Verdict:
     more = owed.number - len(owed.first)
     named = ", ".join(map(str, owed.first)) + (f" and {more:,} more" if more else "")
     are = "dead letters are" if owed.number > 1 else "dead letter is"
-    remedy = "Mend the transform and materialize their partitions, or `kafka-liveness forgive` them"
+    remedy = "Mend the transform and materialize their partitions, or `kafka-liveness write-off` them"
     sentence = f"{owed.number:,} {are} owed: {named}; the first failed with {owed.why}. {remedy}"
     return Verdict(Gravity.WARNING, sentence, numbers)
 

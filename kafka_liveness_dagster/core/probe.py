@@ -27,7 +27,7 @@ def probe(
     members: int,
     *,
     max_lag: int | None = None,
-    max_owed: int | None = None,
+    max_pending: int | None = None,
     held: Sequence[HeldBack] = (),
 ) -> list[Verdict]:
     """Each thing that can be wrong, wrong or not.
@@ -36,13 +36,13 @@ def probe(
         partitions: the group's.
         members: how many it has.
         max_lag: offsets that may wait for the live lane; None for any number.
-        max_owed: offsets that may be owed; None for any number.
+        max_pending: offsets of crash lag that may be pending; None for any number.
         held: what waits behind open transactions.
     """
     return [
         _is_read(partitions, members),
         judged(lag_below(partitions, max_lag), held),
-        _is_caught_up(partitions, max_owed),
+        _is_caught_up(partitions, max_pending),
         retention(partitions, FIRST_OFFSETS),
     ]
 
@@ -56,12 +56,12 @@ def _is_read(partitions: Sequence[PartitionSnapshot], members: int) -> Verdict:
     return Verdict(Gravity.ERROR, f"{waits:,} offsets wait and the group has no member: {remedy}")
 
 
-def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_owed: int | None) -> Verdict:
+def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | None) -> Verdict:
     owed = sum(seen.owed for seen in partitions)
-    if max_owed is None or owed <= max_owed:
-        return Verdict(Gravity.FINE, f"owed offsets: {owed:,}")
+    if max_pending is None or owed <= max_pending:
+        return Verdict(Gravity.FINE, f"pending offsets: {owed:,}")
     return Verdict(
         Gravity.WARNING,
-        f"{owed:,} offsets are owed, more than {max_owed:,}: materialize the partitions of the crash lag asset, or let "
-        "its sensor do it (auto_catch_up)",
+        f"{owed:,} offsets are pending, more than {max_pending:,}: materialize the partitions of the crash lag asset, "
+        "or let its sensor do it (auto_catch_up)",
     )

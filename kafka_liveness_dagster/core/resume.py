@@ -40,7 +40,7 @@ class ResumePolicy:
     Attributes:
         min_crash_lag: with fewer offsets behind, resume in order.
         max_owed_ranges: with more ranges owed on a partition, resume in order; None for as many as a commit holds.
-        on_data_loss: offsets that expired before they were processed are an error, or are skipped and reported.
+        on_data_loss: offsets that expired before they were processed are an error, or are written off and reported.
         on_missing_rows: committed offsets whose rows the table has lost are an error, or are owed again.
     """
 
@@ -48,8 +48,8 @@ class ResumePolicy:
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
     min_crash_lag: int = 1
     max_owed_ranges: int | None = None
-    on_data_loss: Literal["raise", "skip"] = "raise"
-    on_missing_rows: Literal["raise", "owe"] = "raise"
+    on_data_loss: Literal["raise", "write_off"] = "raise"
+    on_missing_rows: Literal["raise", "crash_lag"] = "raise"
 
     @property
     def after_fence(self) -> str:
@@ -171,7 +171,7 @@ def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> 
     if missing and facts.proves_loss and policy.on_missing_rows == "raise":
         raise rows_missing(tp, facts, missing)
     gone = intersection(missing, (Span(0, facts.log_start),))
-    if gone and (facts.vouched or policy.on_data_loss == "skip"):
+    if gone and (facts.vouched or policy.on_data_loss == "write_off"):
         missing, lost = difference(missing, gone), union((*lost, *gone))
     second = _second(facts, origin, start, (missing, lost))
     owed = intersection(still_owed(facts), (Span(0, start),))

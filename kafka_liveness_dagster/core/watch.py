@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.events import (
+    CrashLagForgotten,
     GroupDied,
     GroupEmptied,
     LeaveReason,
     MemberJoined,
     MemberLeft,
-    OwedForgotten,
     RebalanceCompleted,
     RebalanceStarted,
 )
@@ -172,7 +172,7 @@ def _forgotten(before: Memory | None, seen: GroupSnapshot) -> tuple[list[GroupEv
         for p in seen.partitions
         for span in difference(p.forgotten, [one.span for one in still if one.topic_partition == p.topic_partition])
     ]
-    events: list[GroupEvent] = [OwedForgotten(str(one), one.size, foreign) for one in new]
+    events: list[GroupEvent] = [CrashLagForgotten(str(one), one.size, foreign) for one in new]
     return events, tuple(map(str, [*still, *new][:MAX_REMEMBERED]))
 
 

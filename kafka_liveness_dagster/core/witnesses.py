@@ -349,7 +349,7 @@ def check_log(tp: TopicPartition, offset: int, log_start: int, log_end: int) -> 
         raise DataExpiredError(
             f"{tp} is committed at {offset} but its log starts at {log_start}: {log_start - offset} offsets were "
             "deleted before they were processed. Raise the topic's retention; to go on without them, and have them "
-            "reported as lost, set on_data_loss='skip'"
+            "reported as lost, set on_data_loss='write_off'"
         )
 
 
@@ -366,6 +366,7 @@ def rows_missing(
         f"the table lacks {listed(ranges)}, {size(missing):,} offsets that were committed after their rows were "
         f"written (committed {facts.committed}): it was dropped, replaced or rolled back. "
         f"The broker still has {size(missing) - gone:,} of them. {outcome}. Restore the table, "
-        "or set on_missing_rows='owe': what the broker has becomes crash lag partitions, the rest is reported as lost",
+        "or set on_missing_rows='crash_lag': what the broker has becomes crash lag partitions, the rest is "
+        "reported as lost",
         ranges,
     )

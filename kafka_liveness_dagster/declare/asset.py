@@ -20,7 +20,7 @@ from kafka_liveness_dagster.settings.groups import (
     Membership,
     Offsets,
     ResourceKeys,
-    Watch,
+    Sensor,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def kafka_asset(
     max_batch_seconds: float | None = None,
     enable_parallel_rebalance: bool = False,
     idle_seconds: float = 10.0,
-    materialize_every: float = 60.0,
+    materialize_interval_seconds: float = 60.0,
     include_headers: bool = False,
     complete_every: Literal["15min", "1h", "1d"] | None = None,
     completeness: Completeness = Completeness(),
@@ -78,7 +78,7 @@ def kafka_asset(
     crash_lag: CrashLag = CrashLag(),
     offsets: Offsets = Offsets(),
     membership: Membership = Membership(),
-    watch: Watch = Watch(),
+    sensor: Sensor = Sensor(),
     iceberg: Iceberg = Iceberg(),
     maintenance: Maintenance = Maintenance(),
     resources: ResourceKeys = ResourceKeys(),
@@ -105,19 +105,19 @@ def kafka_asset(
         enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes
             a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not kept.
         idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
-        materialize_every: while a live run is at work, and has new data, the asset is materialized once in so many
-            seconds, for the first batch at once, and at the run's end; each tells what is new since the one before.
+        materialize_interval_seconds: how often a live run with new data materializes the asset. It does so after its
+            first batch and at its end, too. Each materialization reports what is new since the one before.
         include_headers: the batch has a column more, ``headers``: for each record an array of ``key`` (a string) and
             ``value`` (binary), empty where it has none. Spark's ``includeHeaders``.
         complete_every: ``15min``, ``1h`` or ``1d``: gives one asset more, ``<name>_by_hour``, of which the sensor
             materializes a partition when every record of the hour is in the table.
         completeness: which hour is the first one, in which time zone, and how late its records may come.
         batching: how batches are cut and written: fair (from 50,000 offsets on, so by default, over four batches) or
-            greedy, one or two at a time, what a poisoned offset does.
+            greedy, one or two at a time, what happens to slow and bad records.
         crash_lag: what is owed after a crash: from how many offsets on, who catches it up, when the check warns.
         offsets: what to do where offsets, or the rows of committed ones, are missing.
         membership: how a live run is a member of its group: when it counts as alive, and under which name.
-        watch: what the sensor watches for, how often, and what it starts.
+        sensor: how often the sensor ticks, which runs it starts, and when its checks warn.
         iceberg: whether streams can read the table, and how it is partitioned and sorted when it is created.
         maintenance: when the table's files are compacted and its old snapshots expired.
         resources: under which keys the code location has the Kafka and the Spark resource.
@@ -141,7 +141,7 @@ def kafka_asset(
                 max_batch_seconds=max_batch_seconds,
                 enable_parallel_rebalance=enable_parallel_rebalance,
                 idle_seconds=idle_seconds,
-                materialize_every=materialize_every,
+                materialize_interval_seconds=materialize_interval_seconds,
                 include_headers=include_headers,
                 complete_every=complete_every,
                 completeness=completeness,
@@ -149,7 +149,7 @@ def kafka_asset(
                 crash_lag=crash_lag,
                 offsets=offsets,
                 membership=membership,
-                watch=watch,
+                sensor=sensor,
                 iceberg=iceberg,
                 maintenance=maintenance,
                 resources=resources,

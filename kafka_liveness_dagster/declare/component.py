@@ -44,7 +44,7 @@ from kafka_liveness_dagster.settings.groups import (
     Membership,
     Offsets,
     ResourceKeys,
-    Watch,
+    Sensor,
 )
 from kafka_liveness_dagster.settings.kinds import AssetName, several
 from kafka_liveness_dagster.settings.moved import MOVED, in_yaml
@@ -101,7 +101,7 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     max_batch_seconds: Annotated[float | None, _READ] = _setting("max_batch_seconds")
     enable_parallel_rebalance: Annotated[bool, _READ] = _setting("enable_parallel_rebalance")
     idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
-    materialize_every: Annotated[float, _READ] = _setting("materialize_every")
+    materialize_interval_seconds: Annotated[float, _READ] = _setting("materialize_interval_seconds")
     include_headers: Annotated[bool, _READ] = _setting("include_headers")
     complete_every: Annotated[Every | None, _READ] = _setting("complete_every")
     completeness: Annotated[Completeness, group_in_yaml(Completeness)] = _setting("completeness")
@@ -109,7 +109,7 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting("crash_lag")
     offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")
     membership: Annotated[Membership, group_in_yaml(Membership)] = _setting("membership")
-    watch: Annotated[Watch, group_in_yaml(Watch)] = _setting("watch")
+    sensor: Annotated[Sensor, group_in_yaml(Sensor)] = _setting("sensor")
     iceberg: Annotated[Iceberg, group_in_yaml(Iceberg)] = _setting("iceberg")
     maintenance: Annotated[Maintenance, group_in_yaml(Maintenance)] = _setting("maintenance")
     resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting("resources")

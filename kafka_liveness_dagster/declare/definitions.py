@@ -163,13 +163,13 @@ class KafkaAsset:
     def sensor(self) -> dg.SensorDefinition:
         """Watches the consumer group: see :func:`build_group_sensor`."""
         return build_group_sensor(
-            name=f"{self.identifier}_group",
+            name=f"{self.identifier}_sensor",
             group_id=self.group_id,
             topics=self.topics,
             live_job=self.live_job,
             crash_lag=self.crash_lag,
             crash_lag_job=self.crash_lag_job if self.settings.crash_lag.auto_catch_up else None,
-            watch=self.settings.watch,
+            sensor=self.settings.sensor,
             checks=self._group_checks,
             table=self.settings.table,
             windows=self.settings.windows,
@@ -184,11 +184,11 @@ class KafkaAsset:
             live=self.live.key,
             crash_lag=self.crash_lag.key,
             partitions_name=self._partitions_name,
-            max_lag=self.settings.watch.max_lag,
+            max_lag=self.settings.sensor.max_lag,
             max_crash_lag_age_seconds=self.settings.crash_lag.max_age_seconds,
             max_poll_records=self.settings.most_records,
-            max_live_runs=self.settings.watch.max_live_runs,
-            ghost_after_seconds=self.settings.watch.ghost_after_seconds,
+            max_live_runs=self.settings.sensor.max_live_runs,
+            ghost_after_seconds=self.settings.sensor.ghost_after_seconds,
             table=self.settings.table,
             has_dead_letters=self.settings.batching.on_bad_record == "dead_letter",
         )

@@ -41,7 +41,7 @@ def take_group(declared: Declared) -> None:
         raise InvalidSettingError(
             f"group_id of asset {_shown(asset)} is {asset.group_id!r}, which asset {_shown(owner)} has too: "
             f"{asset.target} and {owner.target} would get the records of half of the partitions each. Give each "
-            "asset a group of its own; more runs of one asset are max_live_runs of watch"
+            "asset a group of its own; more runs of one asset are max_live_runs of sensor"
         )
     if (writer := _writer(asset)) is not None:
         topics = ", ".join(sorted({*asset.topics} & {*writer.topics}))

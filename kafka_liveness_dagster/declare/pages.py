@@ -27,8 +27,8 @@ def why_crash_lag(settings: KafkaAssetSettings) -> str:
         "goes on.\n"
         "- **Why one is there:** its event in the *Events* tab. A failed one says why in the log of its run.\n"
         "- **To process one again:** select it; rows of exactly its offsets are replaced.\n"
-        f"- **Who adds partitions:** the sensor `{settings.identifier}_group`; `kafka-liveness replay` those of a time "
-        "that is to be processed again."
+        f"- **Who adds partitions:** the sensor `{settings.identifier}_sensor`; `kafka-liveness replay` those of a "
+        "time that is to be processed again."
     )
 
 
@@ -38,8 +38,8 @@ def why_windows(settings: KafkaAssetSettings, windows: Windows) -> str:
         f"Each partition is {_LENGTHS[windows.every]}, by the records' own timestamps ({windows.timezone}). It is "
         f"materialized when **every record of it is in {settings.target}**, whichever lane wrote it: nothing of it is "
         "owed, and nothing waits.\n\n"
-        f"- **Who tells:** the sensor `{settings.identifier}_group`, {windows.allowed_lateness_seconds:,g} s after its "
-        "end at the earliest.\n"
+        f"- **Who tells:** the sensor `{settings.identifier}_sensor`, {windows.allowed_lateness_seconds:,g} s after "
+        "its end at the earliest.\n"
         "- **Why one is missing:** *windows* in the events of the topic's asset says what it waits for. None are told "
         "of a time before the group began, or before its first record.\n"
         "- **What came after that:** *late_records* in its events.\n"
@@ -49,7 +49,7 @@ def why_windows(settings: KafkaAssetSettings, windows: Windows) -> str:
 
 def topic_specs(topics: Sequence[str]) -> list[dg.AssetSpec]:
     """The topics as assets: the same for every group that reads one, or Dagster could not merge their definitions."""
-    told = "Kafka topic; its events show the consumer groups that read it: members, lag, departures"
+    told = "Kafka topic; its events show the consumer groups that read it: members, lag, unexpected departures"
     return [dg.AssetSpec(topic_key(topic), description=told, kinds={"kafka"}) for topic in topics]
 
 

@@ -23,9 +23,9 @@ attributes:
     SELECT topic, partition, offset, CAST(value AS string) AS text
     FROM batch
   max_poll_records: 100000  # offsets in a batch, at most
-  max_batch_seconds: 300  # a batch that takes longer is cancelled; it comes again at half its size, or is owed
-  enable_parallel_rebalance: false  # true: after a crash be fresh at once, and owe the rest as partitions
-  watch:
+  max_batch_seconds: 300  # a batch that takes longer is cancelled; it is retried at half its size, or becomes crash lag
+  enable_parallel_rebalance: false  # true: after a crash be fresh at once; the skipped ranges become partitions
+  sensor:
     default_status: STOPPED  # RUNNING: the sensor starts with the code location
 
   # Resources of the whole project: leave out what another component or a resources.py declares.

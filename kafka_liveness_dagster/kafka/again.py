@@ -48,7 +48,7 @@ class Again:
             raise DataExpiredError(
                 f"{listed(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and cannot be: "
                 f"{at}'s log starts at {facts[at].log_start}. Their rows stay as they are. Fix: materialize the "
-                "other partitions without these; `kafka-liveness forgive GROUP PARTITION --reason …` closes these"
+                "other partitions without these; `kafka-liveness write-off GROUP PARTITION --reason …` closes these"
             )
         return left
 

@@ -70,7 +70,7 @@ class CatchUpConsumer:
     Attributes:
         quarantined: offsets that were left out, each too slow for a batch of its own.
         bad: offsets that were left out, each of which fails alone.
-        lost: what expired before it was caught up, with ``on_data_loss="skip"``.
+        lost: what expired before it was caught up, with ``on_data_loss="write_off"``.
         recovered: ranges that a dead run had written and not recorded, and that this run does not write again.
     """
 
@@ -84,7 +84,7 @@ class CatchUpConsumer:
         max_poll_records: int,
         budget: Budget,
         link: RunLink,
-        on_data_loss: Literal["raise", "skip"] = "raise",
+        on_data_loss: Literal["raise", "write_off"] = "raise",
         witness: Witness | None = None,
     ) -> None:
         self.budget, self.group_id, self.servers = budget, group_id, frozenset(kafka.bootstrap_servers.split(","))
@@ -273,8 +273,8 @@ class CatchUpConsumer:
         )
         if self._on_data_loss == "raise":
             raise DataExpiredError(
-                f"{told}. Raise the topic's retention. To go on without them: `kafka-liveness forgive {self.group_id} "
-                f"{first} --reason …`, or on_data_loss='skip'"
+                f"{told}. Raise the topic's retention. To go on without them: `kafka-liveness write-off "
+                f"{self.group_id} {first} --reason …`, or on_data_loss='write_off'"
             )
         spans = by_partition(expired)
         self._second.tell(spans, self._watchdog.check)

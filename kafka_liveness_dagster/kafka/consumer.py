@@ -54,7 +54,7 @@ class LivenessConsumer:
 
     Attributes:
         jumped: crash lag this consumer found, in the order of finding.
-        lost: what expired before either lane processed it, with ``on_data_loss="skip"``.
+        lost: what expired before either lane processed it, with ``on_data_loss="write_off"``.
         forgotten: what this consumer owes again: the commit that said so was replaced, or the table has lost it.
         recovered: ranges that a dead run had written and not committed, and that this consumer does not write again.
     """

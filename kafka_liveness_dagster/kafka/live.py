@@ -112,7 +112,7 @@ class LiveLane:
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
         bounds = self._cluster.log_bounds(owned)
         expired = {tp: bounds[tp][0] for tp, o in owned.items() if o.committed == o.position < bounds[tp][0]}
-        if expired and self._live.policy.on_data_loss == "skip":
+        if expired and self._live.policy.on_data_loss == "write_off":
             self._pass_expired(owned, expired)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
             check_log(tp, o.position, *bounds[tp])

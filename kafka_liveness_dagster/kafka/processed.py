@@ -48,7 +48,7 @@ def processed(
     begin_ms: int,
     end_ms: int | None,
     *,
-    what_is_left: bool = False,
+    allow_expired: bool = False,
 ) -> Processed:
     """The offsets of a group whose timestamps lie from ``begin_ms`` to before ``end_ms``, both since the epoch.
 
@@ -58,7 +58,7 @@ def processed(
         topics: only these; all that the group has commits of where there are none.
         begin_ms: of the window.
         end_ms: of the window; None for all that is committed.
-        what_is_left: take what the broker still has of it.
+        allow_expired: take what the broker still has of it.
 
     Raises:
         InvalidSettingError: the group has committed nothing.
@@ -78,7 +78,7 @@ def processed(
         first, behind = window_bounds(cluster, list(facts), begin_ms, end_ms)
     spans = {tp: _span(first[tp], behind[tp], one.log_end) for tp, one in facts.items()}
     new = cluster.log_bounds(tp for tp in known if topics and tp not in facts)
-    if not what_is_left:
+    if not allow_expired:
         _check_whole(facts, spans)
     return Processed(
         tuple(OffsetRange(*tp, *span) for tp, one in facts.items() for span in _done(one, spans[tp])),

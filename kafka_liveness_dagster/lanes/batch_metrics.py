@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.telemetry.metrics import (
     CLIENT_DURATION,
+    COMMIT_CONFLICT,
+    COMMIT_STATE_UNKNOWN,
     GROUP,
     LANE,
     OFFSETS,
@@ -76,7 +78,10 @@ class BatchMetrics:
         self.processed(part for part in landed.batch.done if part.topic_partition not in handed_over)
         if written.rows is not None:
             tell(ROWS, written.rows, of_lane)
-        again = {"other writer": written.attempts - written.unanswered - 1, "no answer": written.unanswered}
+        again = {
+            COMMIT_CONFLICT: written.attempts - written.unanswered - 1,
+            COMMIT_STATE_UNKNOWN: written.unanswered,
+        }
         for reason, count in again.items():
             if count > 0:
                 tell(RETRIES, count, {**of_lane, REASON: reason})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError, failing_alone
 from kafka_liveness_dagster.metadata import merged
+from kafka_liveness_dagster.telemetry.metrics import BAD_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
     from kafka_liveness_dagster.spark.iceberg import TableWrite, Written
     from kafka_liveness_dagster.spark.transformed import Transformed
-
-CAUSE = "fails alone"
 
 
 class Landed(NamedTuple):
@@ -50,7 +49,7 @@ class Landed(NamedTuple):
                 yield (
                     part,
                     str(BadRecordError(bad, self.why[bad[0]], f"{outcome}; the record is in {self.kept_in}")),
-                    CAUSE,
+                    BAD_RECORD,
                 )
 
 

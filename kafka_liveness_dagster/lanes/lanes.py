@@ -95,12 +95,12 @@ def _live(
             storage,
             context.asset_key,
             asset.group_id,
-            asset.materialize_every,
+            asset.materialize_interval_seconds,
             table_now=lambda: table_now(asset, pipeline.spark, consumer.timeouts.budget.seconds),
             facts=lambda: {**_facts(consumer, context, pipeline, known), **at_end},
         )
         waiting = Waiting(consumer, storage)
-        next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_every, waiting, told)
+        next_batch = _until_idle(consumer, asset.idle_seconds, asset.batching.commit_interval_seconds, waiting, told)
         try:
             pipeline.run(consumer, next_batch, storage.log, _quarantines(asset, storage), told)
             if told.has_news:
@@ -145,7 +145,7 @@ def _facts(
     found = {
         "crash_lag_found": consumer.jumped,
         "recovered": consumer.recovered,
-        "owed_again": consumer.forgotten,
+        "crash_lag_restored": consumer.forgotten,
         "expired_unprocessed": consumer.lost,
     }
     new = {name: ranges[known[name] :] for name, ranges in found.items()}
@@ -203,7 +203,7 @@ def catch_up(
     with pipeline.kafka.catch_up(
         group_id=asset.group_id,
         ranges=ranges,
-        again=again,
+        reprocess=again,
         context=context,
         max_poll_records=asset.most_records,
         offsets=asset.offsets.only(CatchUpSettings.uses["offsets"]),
@@ -251,7 +251,7 @@ def _left_behind(
     of_kept = [key for key in keys if any(range_of(key).overlaps(one) for one in kept)]
     named = [*map(str, owed), *of_kept][:_NAMED]
     given_up = "give the offsets up" if owed else "keep the former rows"
-    return state, f'{given_up} by `kafka-liveness forgive {group_id} {" ".join(named)} --reason "…"`'
+    return state, f'{given_up} by `kafka-liveness write-off {group_id} {" ".join(named)} --reason "…"`'
 
 
 def _again(
@@ -262,7 +262,7 @@ def _again(
     The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it wanted.
     Who materializes the live asset, too, wants what is not done yet.
     """
-    by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_group"
+    by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_sensor"
     ask = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)
     done = set[str]() if by_sensor else needed(ask, "the partitions of the asset", AT_BEGIN)
     if materializes(context, asset.key):
@@ -273,11 +273,15 @@ def _again(
 
 
 def _until_idle(
-    consumer: LivenessConsumer, idle_seconds: float, commit_every: float, waiting: Waiting, told: Materializations
+    consumer: LivenessConsumer,
+    idle_seconds: float,
+    commit_interval_seconds: float,
+    waiting: Waiting,
+    told: Materializations,
 ) -> Source:
     """Batches until none came for so long; the wait for a rebalance to give us a part does not count as idle.
 
-    One that is not full begins when something has waited for it for ``commit_every`` seconds.
+    One that is not full begins when something has waited for it for ``commit_interval_seconds`` seconds.
 
     Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has landed
     makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
@@ -291,7 +295,9 @@ def _until_idle(
                 return consumer.poll(0, max_records, min_records=max_records)
             patience = max(0.0, idle_at - time.monotonic())
             seconds = min(patience, told.due_in_seconds)
-            batch = consumer.poll(seconds, max_records, min_records=max_records, max_wait_seconds=commit_every)
+            batch = consumer.poll(
+                seconds, max_records, min_records=max_records, max_wait_seconds=commit_interval_seconds
+            )
             if batch is not None:
                 waiting.ended()
                 return batch

@@ -63,7 +63,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         after = work.figures()
     if work.gave_way:
         log.warning("gave way to the lanes' commits %s: what is left is done next time", number(work.gave_way, "time"))
-    metadata = {**_shown(before, after), **deleted, "gave_way": dg.MetadataValue.int(work.gave_way)}
+    metadata = {**_shown(before, after, work.gave_way), **deleted}
     storage = storage_of(context)
     storage.event(dg.AssetObservation(asset.name, description="maintained", metadata=metadata), "what was done")
     storage.settle("the maintenance of the table is done, and both lanes are untouched by it")
@@ -86,9 +86,10 @@ def _settled(cluster: Cluster, group_id: str, topics: Sequence[str]) -> list[Off
     return [OffsetRange(*tp, *span) for tp, one in facts.items() for span in settled(one.committed, one.outstanding)]
 
 
-def _shown(before: Figures, after: Figures) -> dict[str, dg.MetadataValue]:
-    """Each number as it was and as it is."""
-    return {
+def _shown(before: Figures, after: Figures, conflicts: int) -> dict[str, dg.MetadataValue]:
+    """Return each number before and after, and how many rewrites gave way to a lane's commit."""
+    numbers: dict[str, dg.MetadataValue] = {
         name: dg.MetadataValue.text(f"{was:,} → {now:,}")
         for name, was, now in zip(before._fields, before, after, strict=True)
     }
+    return {**numbers, "commit_conflicts": dg.MetadataValue.int(conflicts)}

@@ -25,6 +25,7 @@ from kafka_liveness_dagster.lanes.tables import witness_of
 from kafka_liveness_dagster.lanes.throttling import Throttling
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
+from kafka_liveness_dagster.telemetry.metrics import SLOW_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ class Pipeline:
         table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each batch.
         most_records: at most so many offsets in a batch; ``auto``: their number follows what they take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
-        on_poison: an offset that is too slow alone ends the run (``raise``) or is owed (``quarantine``).
+        on_slow_record: an offset that is too slow alone ends the run (``raise``) or is quarantined.
         most_in_flight: the largest number of batches that are written to the table at the same time.
         witness: says what is there; None for a sink that does not.
         layout: how the table is laid out and committed to.
@@ -71,7 +72,7 @@ class Pipeline:
     most_records: int
     auto: bool
     liveness: Literal["poll", "progress"]
-    on_poison: Literal["raise", "quarantine"]
+    on_slow_record: Literal["raise", "quarantine"]
     most_in_flight: int
     witness: TableLedger | SinkWitness | None = None
     layout: Layout = DEFAULT
@@ -94,10 +95,10 @@ class Pipeline:
         kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
         to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
-        liveness, on_poison = asset.membership.liveness, asset.batching.on_poison
+        liveness, on_slow_record = asset.membership.liveness, asset.batching.on_slow_record
         most, witness = asset.most_in_flight, witness_of(asset, spark, budget.seconds)
         return cls(
-            *(kafka, spark, transform, *to, *size, liveness, on_poison, most, witness),
+            *(kafka, spark, transform, *to, *size, liveness, on_slow_record, most, witness),
             layout=asset.layout,
             most_bytes=asset.batching.max_batch_bytes,
             source_options=asset.source_options,
@@ -147,7 +148,7 @@ class Pipeline:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
-                        on_quarantine(poison, self._passed(poison, batch, lane, fenced), "too slow alone")
+                        on_quarantine(poison, self._passed(poison, batch, lane, fenced), SLOW_RECORD)
                     smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
                     why = throttling.of(batch) if timed_out else ""
                     log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")
@@ -240,8 +241,8 @@ class Pipeline:
 
     def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""
-        if self.on_poison == "raise":
-            outcome = "Nothing of it was committed; Batching(on_poison='quarantine') would let the others pass"
+        if self.on_slow_record == "raise":
+            outcome = "Nothing of it was committed; Batching(on_slow_record='quarantine') would let the others pass"
             raise PoisonedOffsetError([poison], batch.deadline_seconds, outcome) from fenced
         lane.quarantine(poison)
         return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))

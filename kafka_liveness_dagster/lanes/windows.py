@@ -89,7 +89,7 @@ def _leave_alone(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetE
             storage.event(event, f"the materialization of {key}")
         raise IncompleteWindowError(
             f"Windows not marked complete ({len(others):,}): {listed(others)}. Nothing was processed, and windows "
-            f"that are marked complete stay so. The sensor {asset.identifier}_group marks a window once all its "
+            f"that are marked complete stay so. The sensor {asset.identifier}_sensor marks a window once all its "
             f"records are in {asset.target}, and none before the group's first record. Fix: none is needed; *windows* "
             "in the events of the topic's asset says what the next window waits for"
         )
@@ -125,12 +125,12 @@ def _offsets(asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, wind
         raise DataExpiredError(
             f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are; "
             f"`kafka-liveness replay {asset.group_id} --from {_iso(window.begin)} --to {_iso(window.end)} "
-            "--what-is-left` processes the records that are still there"
+            "--allow-expired` processes the records that are still there"
         ) from None
     if found.owed or found.ahead:
         remedies = [
             f"materialize their partitions of {asset.crash_lag_key.to_user_string()}; dead letters among them need "
-            f"another transform, or `kafka-liveness forgive {asset.group_id}`"
+            f"another transform, or `kafka-liveness write-off {asset.group_id}`"
             if found.owed
             else "",
             "a live run reads the others" if found.ahead else "",

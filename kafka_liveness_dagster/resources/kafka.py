@@ -145,7 +145,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         *,
         group_id: str,
         ranges: Sequence[OffsetRange],
-        again: Sequence[OffsetRange] = (),
+        reprocess: Sequence[OffsetRange] = (),
         context: Context = None,
         max_poll_records: int = 500,
         max_batch_seconds: float | None = None,
@@ -157,12 +157,12 @@ class KafkaLivenessResource(SecuredKafkaResource):
         Args:
             group_id: the live lane's group.
             ranges: crash lag ranges, in any order.
-            again: those of them that are processed whole, done or not: rows that are there are replaced.
+            reprocess: those of them that are processed whole, done or not: their rows are replaced.
             context: the op's or asset's context, None in scripts and tests.
             max_poll_records: at most this many offsets in a batch.
             max_batch_seconds: the budget of a batch, before every other source of it.
-            offsets: what to do with owed offsets that expired: its ``on_data_loss``. With ``skip`` they are recorded as
-                done and found in ``lost``.
+            offsets: what to do with pending offsets that expired: its ``on_data_loss``. With ``write_off`` they are
+                recorded as done and found in ``lost``.
             witness: who knows what is really there; else both commit logs alone are asked.
 
         Raises:
@@ -175,7 +175,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             self.settings(),
             group_id,
             ranges,
-            again=again,
+            again=reprocess,
             max_poll_records=max_poll_records,
             budget=budget,
             link=link_of(context),

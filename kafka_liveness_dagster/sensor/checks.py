@@ -26,7 +26,13 @@ from kafka_liveness_dagster.sensor.table_look import TableLook
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
 
-GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = "group_alive", "lag", "retention", "exact", "crash_lag_age"
+GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = (
+    "group_alive",
+    "lag",
+    "retention",
+    "no_missing_rows",
+    "crash_lag_age",
+)
 DEAD_LETTERS = "dead_letters"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _JUMPS = 100  # events of the crash lag asset that are looked through

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _MEMBERS = dg.TableSchema(
     [
-        dg.TableColumn("member", "string", description="the first 8 digits of its run, or a foreign client"),
+        dg.TableColumn("member", "string", description="the first 8 digits of its run's id, or another client"),
         dg.TableColumn("partitions", "string"),
-        dg.TableColumn("foreign", "bool", description="a consumer that is no run of this package"),
+        dg.TableColumn("external", "bool", description="a consumer that is not a run of this package"),
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
     ]
 )
@@ -59,7 +59,7 @@ def group_observations(
             {
                 "member": member.name,
                 "partitions": listed(member.partitions) or "none",
-                "foreign": member.is_foreign,
+                "external": member.is_foreign,
                 "static": member.is_static,
             }
         )
@@ -70,7 +70,9 @@ def group_observations(
         f"run {name}": dg.MetadataValue.dagster_run(run.run_id) for name in told if (run := look.run(name)) is not None
     }
     lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
-    quiet = f"group {group_id} is {seen.state.value}: {number(seen.size, 'member')}, lag {lag:,}, {owed:,} offsets owed"
+    quiet = (
+        f"group {group_id} is {seen.state.value}: {number(seen.size, 'member')}, lag {lag:,}, {owed:,} offsets pending"
+    )
     return [
         dg.AssetObservation(
             topic_key(topic),
@@ -84,7 +86,7 @@ def group_observations(
                 **({"windows": windows} if windows else {}),
                 **({"external_commits": dg.MetadataValue.md(_quoted(look.external))} if look.external else {}),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
-                **({"failed": dg.MetadataValue.md(_lines(failed))} if failed else {}),
+                **({"sensor_errors": dg.MetadataValue.md(_lines(failed))} if failed else {}),
                 **links,
             },
         )

@@ -82,7 +82,7 @@ class RunRequests:
             queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in look.live_in_progress)
             of_queue = f", {queued} of them waiting in Dagster's queue" if queued else ""
             why = f"{in_progress} of {self.max_live_runs} already in progress{of_queue}"
-        return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets owed"
+        return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets pending"
 
     def catch_up(
         self,

@@ -30,7 +30,7 @@ from kafka_liveness_dagster.sensor.table_look import TableLook
 from kafka_liveness_dagster.sensor.vigil import keep_vigil
 from kafka_liveness_dagster.sensor.windows import WindowWatch
 from kafka_liveness_dagster.settings.declared import checked
-from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
+from kafka_liveness_dagster.settings.groups import ResourceKeys, Sensor
 from kafka_liveness_dagster.telemetry.exporters import set_up
 from kafka_liveness_dagster.telemetry.group import GroupMetrics
 
@@ -57,7 +57,7 @@ def build_group_sensor(
     live_job: Any,
     crash_lag: dg.AssetsDefinition,
     crash_lag_job: Any = None,
-    watch: Watch = Watch(),
+    sensor: Sensor = Sensor(),
     checks: GroupChecks | None = None,
     table: str | None = None,
     windows: Windows | None = None,
@@ -72,7 +72,7 @@ def build_group_sensor(
         live_job: job to request when there is lag, at once after a crash.
         crash_lag: the asset whose dynamic partitions mirror the owed ranges.
         crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
-        watch: how often to look, how many runs to start, what to ask at an event; ``max_lag`` is the checks' own.
+        sensor: how often to tick, how many runs to start, what to call for an event; ``max_lag`` belongs to the checks.
         checks: asset checks to evaluate with the observations.
         table: the Iceberg table; with it looks hold the first commit log against what the table says it has.
         windows: those of an asset with ``complete_every``; needs ``table``.
@@ -87,12 +87,12 @@ def build_group_sensor(
             group_id=group_id,
             live_job_name=live_job.name,
             crash_lag_job_name=getattr(crash_lag_job, "name", None),
-            max_live_runs=watch.max_live_runs,
+            max_live_runs=sensor.max_live_runs,
         ),
         crash_lag=crash_lag,
-        ghost_after_seconds=watch.ghost_after_seconds,
-        fail_ghost_runs=watch.fail_ghost_runs,
-        answers=EventHook(name, watch.on_event, watch.event_jobs[0].name if len(watch.event_jobs) == 1 else None),
+        ghost_after_seconds=sensor.ghost_after_seconds,
+        fail_ghost_runs=sensor.fail_ghost_runs,
+        answers=EventHook(name, sensor.on_event, sensor.event_jobs[0].name if len(sensor.event_jobs) == 1 else None),
         checks=checks,
         metrics=GroupMetrics(group_id),
         windows=WindowWatch(windows=windows, group_id=group_id, target=table) if windows and table else None,
@@ -100,9 +100,9 @@ def build_group_sensor(
 
     @dg.sensor(
         name=name,
-        jobs=[*own, *watch.event_jobs],
-        minimum_interval_seconds=watch.minimum_interval_seconds,
-        default_status=watch.default_status,
+        jobs=[*own, *sensor.event_jobs],
+        minimum_interval_seconds=sensor.minimum_interval_seconds,
+        default_status=sensor.default_status,
         required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
         description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
     )

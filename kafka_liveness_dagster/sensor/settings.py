@@ -10,7 +10,7 @@ from pydantic import InstanceOf
 from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.settings import kinds
 from kafka_liveness_dagster.settings.declared import Declared
-from kafka_liveness_dagster.settings.groups import ResourceKeys, Watch
+from kafka_liveness_dagster.settings.groups import ResourceKeys, Sensor
 from kafka_liveness_dagster.settings.windows import Windows
 
 
@@ -26,7 +26,7 @@ class SensorSettings(Declared):
     live_job: kinds.Job
     crash_lag: kinds.CrashLagAsset
     crash_lag_job: kinds.Job | None
-    watch: Annotated[Watch, kinds.MADE]
+    sensor: Annotated[Sensor, kinds.MADE]
     checks: Annotated[InstanceOf[GroupChecks], kinds.Wanted("GroupChecks")] | None
     table: kinds.Table | None
     windows: Annotated[InstanceOf[Windows], kinds.Wanted("settings.windows.Windows")] | None
@@ -36,6 +36,6 @@ class SensorSettings(Declared):
         """A bound that no check is told, windows of which nobody could say what is in the table."""
         if self.windows is not None and self.table is None:
             yield f"windows of sensor {self.name} need the table whose rows they are told of: give table too"
-        most = self.watch.max_lag
+        most = self.sensor.max_lag
         if most is not None and (self.checks is None or self.checks.max_lag != most):
-            yield f"max_lag of watch means nothing to sensor {self.name}, its checks know it: leave max_lag={most} out"
+            yield f"max_lag of sensor means nothing to sensor {self.name}, its checks know it: leave max_lag={most} out"

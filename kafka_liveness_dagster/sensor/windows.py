@@ -154,7 +154,7 @@ class WindowWatch:
                 **window_metadata(self.group_id, found.ranges),
                 "complete_at": dg.MetadataValue.timestamp(now),
                 LATE_RECORDS: 0,
-                **({"forgiven_or_lost": found.closed} if found.closed else {}),
+                **({"written_off_offsets": found.closed} if found.closed else {}),
             },
         )
 

@@ -41,12 +41,13 @@ class CatchUpSettings(Declared):
 
     group_id: kinds.GroupId
     ranges: kinds.Ranges
-    again: kinds.Ranges
+    reprocess: kinds.Ranges
     max_poll_records: kinds.Count
     max_batch_seconds: kinds.Budget | None
     offsets: Annotated[Offsets, kinds.MADE]
 
     def contradictions(self) -> Iterator[str]:
         """What no run could work with, although each setting alone is as it should be."""
-        if strange := [one for one in self.again if one not in self.ranges]:
-            yield f"again of the catch-up of group {self.group_id} has {listed(strange)}, which ranges does not have"
+        if strange := [one for one in self.reprocess if one not in self.ranges]:
+            named = listed(strange)
+            yield f"reprocess of the catch-up of group {self.group_id} has {named}, which ranges does not have"

@@ -31,7 +31,7 @@ from kafka_liveness_dagster.settings.groups import (
     Membership,
     Offsets,
     ResourceKeys,
-    Watch,
+    Sensor,
 )
 from kafka_liveness_dagster.settings.transform import Asked, asked_by
 from kafka_liveness_dagster.settings.windows import Every, Windows
@@ -59,7 +59,7 @@ class KafkaAssetSettings(Declared):
     max_batch_seconds: kinds.Budget | None
     enable_parallel_rebalance: kinds.Flag
     idle_seconds: kinds.Seconds
-    materialize_every: kinds.Seconds
+    materialize_interval_seconds: kinds.Seconds
     include_headers: kinds.Flag
     complete_every: Every | None
     completeness: Annotated[Completeness, kinds.MADE]
@@ -67,7 +67,7 @@ class KafkaAssetSettings(Declared):
     crash_lag: Annotated[CrashLag, kinds.MADE]
     offsets: Annotated[Offsets, kinds.MADE]
     membership: Annotated[Membership, kinds.MADE]
-    watch: Annotated[Watch, kinds.MADE]
+    sensor: Annotated[Sensor, kinds.MADE]
     iceberg: Annotated[Iceberg, kinds.MADE]
     maintenance: Annotated[Maintenance, kinds.MADE]
     resources: Annotated[ResourceKeys, kinds.MADE]
@@ -90,10 +90,11 @@ class KafkaAssetSettings(Declared):
                 f"asset {self.name} has table_properties of iceberg that batches cannot be written with: "
                 f"{in_words(found)}. Fix: table_properties={{{change(found).replace('=', ': ')}}}, or leave them out"
             )
-        if self.membership.group_instance_id is not None and self.watch.max_live_runs > 1:
+        if self.membership.group_instance_id is not None and self.sensor.max_live_runs > 1:
             yield (
-                f"asset {self.name} has one group_instance_id for {self.watch.max_live_runs} live runs: each would put "
-                "the other out of the group. Leave group_instance_id of membership out, or max_live_runs of watch at 1"
+                f"asset {self.name} has one group_instance_id for {self.sensor.max_live_runs} live runs: each would "
+                "put the other out of the group. Leave group_instance_id of membership out, or max_live_runs of sensor "
+                "at 1"
             )
         if self.resources.kafka == self.resources.spark:
             yield (
@@ -108,9 +109,9 @@ class KafkaAssetSettings(Declared):
         except InvalidSettingError as error:
             yield f"asset {self.name}: {error}"
         own = [f"{self.identifier}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")]
-        if twice := [job.name for job in self.watch.event_jobs if job.name in own]:
+        if twice := [job.name for job in self.sensor.event_jobs if job.name in own]:
             its = " and ".join(twice)
-            yield f"watch.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
+            yield f"sensor.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
 
     def _of_windows(self) -> Iterator[str]:
         if self.complete_every is None and (changed := self.completeness.changed()):

@@ -72,9 +72,10 @@ class Batching(Group):
     offsets and more, so in an asset's by default, those whose lag does not fit have their turn in four of them: shares
     are equal over four batches, not within one. ``greedy`` fills it from one after
     the other: fewer, longer ranges (KIP-41 has both)."""
-    commit_every: kinds.Seconds = 0.0
-    """For fewer, larger commits: a record may wait for so many seconds until its batch begins, at once if that is full
-    (``max_poll_records``). The wait is none of the batch's process timeout. A crash makes crash lag of what waited."""
+    commit_interval_seconds: kinds.Seconds = 0.0
+    """For fewer, larger commits: a record waits at most this long until its batch starts. A full batch
+    (``max_poll_records``) starts at once. The wait is not part of the batch's process timeout. After a crash the
+    waiting records are crash lag."""
     max_batch_bytes: kinds.Bytes | None = None
     """What keys and values of a batch may weigh together, as far as the batches before it tell; the first one of a run
     is small. ``max_poll_records`` bounds it too."""
@@ -82,30 +83,30 @@ class Batching(Group):
     """How many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is planned and begun, if
     there is enough data to fill it. Offsets are committed in order all the same. 2 for a table unless set; a ``sink``
     of your own is called with one at a time."""
-    on_poison: Literal["raise", "quarantine"] = "raise"
+    on_slow_record: Literal["raise", "quarantine"] = "raise"
     """A batch that exceeds its budget is retried at half its size; with ``enable_parallel_rebalance`` it becomes crash
     lag, and the catch-up lane halves it. An offset that exceeds the budget alone ends the run with its name
-    (``raise``), or is owed like crash lag while the others go on (``quarantine``)."""
+    (``raise``), or becomes a crash lag partition while the other offsets are processed (``quarantine``)."""
     on_bad_record: Literal["raise", "dead_letter"] = "raise"
-    """A record by which the transform fails ends the run (``raise``); or its batch is halved until such records are
-    found, they are kept in the table ``<table>_dead_letters`` and owed like crash lag, and the others go on
-    (``dead_letter``)."""
+    """A record by which the transform fails ends the run (``raise``). Or the batch is halved until such records are
+    found; they are kept in the table ``<table>_dead_letters``, become crash lag partitions, and the other records are
+    processed (``dead_letter``)."""
     max_dead_letters: kinds.Count = 20
     """More of them in one batch, beside those that are dead letters already, are the transform's fault: the run ends,
     and nothing of the batch is passed."""
 
 
 class CrashLag(Group):
-    """What is owed after a crash (KIP-333): when, and how it is caught up."""
+    """Crash lag (KIP-333): when it is left to partitions, and how it is caught up."""
 
     min_offsets: kinds.OffsetCount = 1
     """With fewer offsets behind, resume in order instead."""
     max_ranges: kinds.Count | None = None
-    """With more ranges owed on a topic's partition, resume in order instead."""
+    """With more pending ranges on a topic's partition, resume in order instead."""
     auto_catch_up: kinds.Flag = False
     """The sensor starts a run for each crash lag partition by itself, one at a time, oldest first."""
     max_age_seconds: kinds.Seconds | None = None
-    """With a range owed for longer the asset check ``crash_lag_age`` warns; without it the check only reports."""
+    """If a range is pending for longer, the asset check ``crash_lag_age`` warns; without it the check only reports."""
     backfill_policy: kinds.Policy | None = None
     """Into how many runs Dagster cuts a backfill of crash lag: ``dg.BackfillPolicy.multi_run(n)`` for ``n`` partitions
     a run; one run for each stretch of neighbouring partitions unless set."""
@@ -116,13 +117,13 @@ class Offsets(Group):
 
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
     """Where to begin while nothing is committed."""
-    on_data_loss: Literal["raise", "skip"] = "raise"
-    """Offsets that expired before they were processed end the run (``raise``), or are passed and reported as lost
-    (``skip``)."""
-    on_missing_rows: Literal["raise", "owe"] = "raise"
-    """When the table has lost rows of committed offsets (it was dropped, replaced or rolled back) the run ends with
-    their names (``raise``); or what the broker still has of them becomes crash lag partitions and the rest is reported
-    as lost (``owe``): roll a table back and backfill to repair what a transform did."""
+    on_data_loss: Literal["raise", "write_off"] = "raise"
+    """Offsets that expired before they were processed end the run (``raise``), or are written off and reported as lost
+    (``write_off``)."""
+    on_missing_rows: Literal["raise", "crash_lag"] = "raise"
+    """If the table has lost rows of committed offsets (it was dropped, replaced or rolled back), the run ends with the
+    ranges (``raise``). Or the ranges that the broker still has become crash lag partitions, and the others are reported
+    as lost (``crash_lag``): roll a table back and backfill it to repair what a transform did."""
 
 
 class Membership(Group):
@@ -137,8 +138,8 @@ class Membership(Group):
     time. Without it a run is a dynamic member, whose place its successor takes if it dies."""
 
 
-class Watch(Group):
-    """What the sensor watches for, and what it starts."""
+class Sensor(Group):
+    """The group's sensor: how often it ticks, which runs it starts, and when its checks warn."""
 
     max_live_runs: kinds.Count = 1
     """How many live runs may share the topic's partitions; more than partitions are never started."""

@@ -194,7 +194,7 @@ GroupId = Annotated[str, a(names.GROUP_ID)]
 MemberId = Annotated[str, a(names.MEMBER_ID)]
 Table = Annotated[str, a(names.TABLE)]
 AssetName = Annotated[str, _dagster_name(_MOST_OF_A_NAME)]
-SensorName = Annotated[str, _dagster_name(_MOST_OF_A_NAME + len("_group"))]
+SensorName = Annotated[str, _dagster_name(_MOST_OF_A_NAME + len("_sensor"))]
 GroupName = Annotated[
     str,
     Wanted(

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 SUFFIX = "_dead_letters"
 _RECORD = ("key", "value", "headers", "timestamp")
-_WHY = ("error", "run")
+_WHY = ("error", "run_id")
 _OFFSET = StructType().add("topic", StringType()).add("partition", IntegerType())
-_ERRORS = StructType([*_OFFSET]).add("offset", LongType()).add("error", StringType()).add("run", StringType())
+_ERRORS = StructType([*_OFFSET]).add("offset", LongType()).add("error", StringType()).add("run_id", StringType())
 _RANGES = StructType([*_OFFSET]).add("start", LongType()).add("end", LongType())
 _NAMED = 5  # letters that are told by name
 

@@ -268,7 +268,8 @@ class TableLedger:
             raise RowsMissingError(
                 f"table {self.target} lacks {names(lacking)}, {sum(r.size for r in lacking):,} offsets that it held "
                 "while this run was at work: it was dropped, replaced or rolled back, and what was committed of "
-                "them is missing. Restore the table; or set on_missing_rows='owe': the next live run owes it again",
+                "them is missing. Restore the table; or set on_missing_rows='crash_lag': the next live run owes "
+                "it again",
                 lacking,
             )
 

@@ -196,7 +196,7 @@ class Transformed:
             f"{_LAST_MS:,} ms (year 294247), which Spark cannot hold: its batch fails whatever the transform does, and "
             f"nothing of it was written or committed. Let the group pass it (enable_parallel_rebalance does with the "
             f"next live run, kafka-consumer-groups --reset-offsets --to-offset {where[0].end} without): it is crash "
-            f"lag then. `kafka-liveness forgive GROUP {where[0]} --reason …` closes it, a backfill processes what "
+            f"lag then. `kafka-liveness write-off GROUP {where[0]} --reason …` closes it, a backfill processes what "
             "else was passed. message.timestamp.after.max.ms on the topic keeps others out"
         )
 

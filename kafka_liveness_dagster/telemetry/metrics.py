@@ -23,6 +23,11 @@ PHASE = "kafka_liveness.phase"
 REASON = "kafka_liveness.reason"
 EVENT = "kafka_liveness.event"
 
+BAD_RECORD, SLOW_RECORD = "bad-record", "slow-record"
+"""Reasons of quarantined offsets."""
+COMMIT_CONFLICT, COMMIT_STATE_UNKNOWN = "commit-conflict", "commit-state-unknown"
+"""Reasons of retried table commits, in Iceberg's words."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -64,7 +69,7 @@ PROCESS_DURATION = Metric(
     "messaging.process.duration",
     "histogram",
     "s",
-    "Seconds of a batch to its commit: from its plan, or from the commit of the batch before where that was later.",
+    "Seconds from the plan of a batch to its commit. From the commit of the batch before if that is later.",
     _OF_BROKER,
     "runs",
 )
@@ -72,8 +77,8 @@ CLIENT_DURATION = Metric(
     "messaging.client.operation.duration",
     "histogram",
     "s",
-    "Seconds that the group's broker was at it: `poll` asks where the logs end and plans a batch, without the wait for "
-    "records; `commit` commits a batch's offsets.",
+    "Seconds of a request to the group's broker. `poll` reads the log ends and plans a batch; the wait for records is "
+    "not included. `commit` commits the offsets of a batch.",
     _OF_BROKER,
     "runs",
 )
@@ -81,9 +86,9 @@ PHASE_DURATION = Metric(
     "kafka_liveness.batch.phase.duration",
     "histogram",
     "s",
-    "Seconds of a committed batch between the two: `transform` looks at the table and calls the transform, `write` is "
-    "Spark's: it reads, computes, writes and commits the table, later attempts included; `dead letters` finds those"
-    " and writes the others.",
+    "Seconds that a committed batch spent in a phase. `transform` reads the table's metadata and calls the transform. "
+    "`write` is Spark's read, computation, write and table commit, retries included. `dead letters` finds the bad "
+    "records and writes the others.",
     (GROUP, LANE, PHASE),
     "runs",
 )
@@ -91,7 +96,7 @@ OFFSETS = Metric(
     "kafka_liveness.committed.offsets",
     "counter",
     "{offset}",
-    "Offsets that were processed and committed, an upper bound on records.",
+    "Offsets that were processed and committed: an upper bound on records.",
     (GROUP, TOPIC, LANE, PARTITION),
     "runs",
 )
@@ -99,7 +104,7 @@ ROWS = Metric(
     "kafka_liveness.written.rows",
     "counter",
     "{row}",
-    "Rows that are in the table, or the sink, by batches that were committed; not there where a sink does not count.",
+    "Rows that committed batches wrote to the table or the sink. Absent if the sink does not count rows.",
     (GROUP, LANE),
     "runs",
 )
@@ -107,16 +112,17 @@ RETRIES = Metric(
     "kafka_liveness.write.retries",
     "counter",
     "{attempt}",
-    "Attempts at a batch's table commit that were not the last word: `other writer` was there first, or `no answer` "
-    "came from the catalog.",
+    "Table commits of a batch that were retried: `commit-conflict` with another writer, or `commit-state-unknown` "
+    "because the catalog did not respond.",
     (GROUP, LANE, REASON),
     "runs",
 )
 DEAD_LETTERS = Metric(
-    "kafka_liveness.dead_letters",
+    "kafka_liveness.quarantined.offsets",
     "counter",
-    "{record}",
-    "Records that were set aside and are owed: one `fails alone`, or is `too slow alone`.",
+    "{offset}",
+    "Offsets that were quarantined and are pending: `bad-record` (the transform fails) or `slow-record` (it exceeds "
+    "the run budget alone).",
     (GROUP, TOPIC, REASON),
     "runs",
 )
@@ -124,7 +130,7 @@ FENCES = Metric(
     "kafka_liveness.fences",
     "counter",
     "{fence}",
-    "Times that a run's consumer was fenced, by the code of its reason.",
+    "Fences of a run's consumer, by reason.",
     (GROUP, LANE, REASON),
     "runs",
 )
@@ -132,7 +138,7 @@ THROTTLE_TIME = Metric(
     "kafka_liveness.throttle.time",
     "histogram",
     "s",
-    "Seconds by which a quota of the broker delayed a fetch of this login, asked while a batch takes more than 20 s.",
+    "Seconds by which a broker quota delayed a fetch of this login. Measured while a batch takes more than 20 s.",
     (GROUP, LANE),
     "runs",
 )
@@ -140,7 +146,7 @@ LAG = Metric(
     "kafka_liveness.lag.offsets",
     "gauge",
     "{offset}",
-    "Offsets that wait for the live lane.",
+    "Offsets that the live lane has not read yet.",
     (GROUP, TOPIC, PARTITION),
     "sensor",
 )
@@ -148,48 +154,47 @@ LAG_TIME = Metric(
     "kafka_liveness.lag.time",
     "gauge",
     "s",
-    "Seconds from the newest record that is processed to the newest in the log, by their own timestamps; not there "
-    "where nobody can tell.",
+    "Seconds from the newest processed record to the newest record in the log, by their timestamps. Absent if unknown.",
     (GROUP, TOPIC),
     "sensor",
 )
 OWED = Metric(
-    "kafka_liveness.owed.offsets",
+    "kafka_liveness.crash_lag.offsets",
     "gauge",
     "{offset}",
-    "Offsets that the live lane jumped over and that are not done.",
+    "Offsets of crash lag that are pending: the live lane skipped ahead and no lane has processed them.",
     (GROUP, TOPIC, PARTITION),
     "sensor",
 )
 OWED_AGE = Metric(
-    "kafka_liveness.owed.age",
+    "kafka_liveness.crash_lag.age",
     "gauge",
     "s",
-    "Seconds since the timestamp of the oldest record that is owed and that the broker still has; 0 where none is.",
+    "Seconds since the timestamp of the oldest pending record that the broker still has; 0 if none is pending.",
     (GROUP, TOPIC),
     "sensor",
 )
 HELD_BACK = Metric(
-    "kafka_liveness.held_back.offsets",
+    "kafka_liveness.open_transaction.offsets",
     "gauge",
     "{offset}",
-    "Offsets behind an open transaction, which nobody who reads committed gets and no lag counts.",
+    "Offsets behind an open transaction. No read_committed consumer receives them, and lag does not count them.",
     (GROUP, TOPIC),
     "sensor",
 )
 HELD_BACK_AGE = Metric(
-    "kafka_liveness.held_back.age",
+    "kafka_liveness.open_transaction.age",
     "gauge",
     "s",
-    "Seconds since the timestamp of the first record of the oldest open transaction; 0 where nothing is behind one.",
+    "Seconds since the timestamp of the first record of the oldest open transaction; 0 if there is none.",
     (GROUP, TOPIC),
     "sensor",
 )
 EXPIRED = Metric(
-    "kafka_liveness.owed.expired_offsets",
+    "kafka_liveness.crash_lag.expired_offsets",
     "gauge",
     "{offset}",
-    "Owed offsets that the broker has deleted.",
+    "Pending offsets of crash lag that the broker has deleted.",
     (GROUP, TOPIC, PARTITION),
     "sensor",
 )
@@ -205,8 +210,8 @@ EVENTS = Metric(
     "kafka_liveness.group.events",
     "counter",
     "{event}",
-    "What the sensor saw happen to the group, by the event's name: `RebalanceCompleted`, `CrashLagFound`, …; with the "
-    "reason's code for `MemberLeft`. Rebalances between two looks are one.",
+    "Events of the group by name: `RebalanceCompleted`, `CrashLagFound`, …; `MemberLeft` with its reason. Rebalances "
+    "between two sensor ticks count as one.",
     (GROUP, EVENT, REASON),
     "sensor",
 )

@@ -25,7 +25,7 @@ PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
     max_poll_records=5_000,
     max_batch_seconds=BUDGET,
     enable_parallel_rebalance=True,
-    offsets=kl.Offsets(on_missing_rows="owe"),
+    offsets=kl.Offsets(on_missing_rows="crash_lag"),
     crash_lag=kl.CrashLag(auto_catch_up=os.environ.get("CHAOS_CATCH_UP") == "sensor"),
     iceberg=kl.Iceberg(snapshots=os.environ.get("CHAOS_SNAPSHOTS", "overwrite")),
     maintenance=kl.Maintenance(
@@ -34,7 +34,7 @@ PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
         min_files=2,
         max_snapshot_age_seconds=60.0,
     ),
-    watch=kl.Watch(max_live_runs=2, default_status=dg.DefaultSensorStatus.RUNNING),
+    sensor=kl.Sensor(max_live_runs=2, default_status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch):
     """Every order as JSON, beside the offset it came from."""

@@ -51,11 +51,11 @@ CERTIFIED = {
             account=UNTIL_70,
             second=replace(SECOND, reported=(Span(100, 120),)),
         ),
-        f"{ONCE}, but for 30 owed (70-100) and 20 lost or forgiven (100-120)",
+        f"{ONCE}, but for 30 owed (70-100) and 20 written off (100-120)",
     ),
     "lost, as the table alone says": (
         certificate(account=replace(UNTIL_70, reported=(Span(70, 120),))),
-        f"{ONCE}, but for 50 lost or forgiven (70-120)",
+        f"{ONCE}, but for 50 written off (70-120)",
     ),
     "told as lost, but there after all": (certificate(second=replace(SECOND, reported=(Span(70, 120),))), ONCE),
     "drained, and the first log has not dropped it yet": (certificate(mark=OWING), ONCE),
@@ -266,7 +266,7 @@ def test_the_group_is_certified_when_all_its_partitions_are():
     assert group(well).sentence == f"{begin} 1 partition is in the table once, 120 in all"
     assert group(well, owing, lost).sentence == (
         f"{begin} 3 partitions is in the table once, 260 in all, but for 50 owed (orders:3:70-120) and 50 lost or "
-        "forgiven (orders:3:70-120)"
+        "off (orders:3:70-120)"
     )
     seen = certificate(rows=RowFindings(90, without_rows=(Stretch(0, 120, 30),)))
     assert group(well, seen).sentence.endswith("once, 240 in all; 30 of them have a record, but no row")

@@ -86,8 +86,8 @@ INSTANCE = (
     checkup_dagster.INSTANCE,
     {**with_defaults(WELL), "groups": ("orders-etl", "clicks-etl"), "daemon seconds": 20.0},
 )
-ON = GroupSensor("orders-etl", "orders_group", True, every_seconds=5.0, kept_seconds=5.2, idle_seconds=1.0)
-OFF = GroupSensor("clicks-etl", "clicks_group", False, every_seconds=5.0)
+ON = GroupSensor("orders-etl", "orders_sensor", True, every_seconds=5.0, kept_seconds=5.2, idle_seconds=1.0)
+OFF = GroupSensor("clicks-etl", "clicks_sensor", False, every_seconds=5.0)
 LOCATION = checkup_dagster.LOCATION, {"executor": "in_process", "sensors": (ON,)}
 RUNS, MONITORING = "concurrency.runs.", "run_monitoring."
 
@@ -167,14 +167,14 @@ def test_what_is_well_is_told_without_advice(of):
         (INSTANCE, {"retention.sensor.purge_after_days": {"skipped": 1}}, "ticks", WARN, "for ever: success"),
         (INSTANCE, {"retention.sensor.purge_after_days": -1}, "ticks", WARN, "for ever: success, skipped"),
         (LOCATION, {"executor": "multiprocess"}, "executor", WARN, "in_process_executor"),
-        (LOCATION, {"sensors": (ON, OFF)}, "sensors", Outcome.FAIL, "off: clicks_group (clicks-etl)"),
+        (LOCATION, {"sensors": (ON, OFF)}, "sensors", Outcome.FAIL, "off: clicks_sensor (clicks-etl)"),
         (LOCATION, {"sensors": ()}, "sensors", WARN, "no group sensor"),
         (LOCATION, {"sensors": (replace(ON, kept_seconds=12.0),)}, "period", WARN,
-            "orders_group ticks every 12 s; its interval is 5 s"),
+            "orders_sensor ticks every 12 s; its interval is 5 s"),
         (LOCATION, {"sensors": (replace(ON, every_seconds=60.0, kept_seconds=150.0),)}, "period", WARN,
             "every 2.5 min; its interval is 1 min"),
         (LOCATION, {"sensors": (replace(ON, idle_seconds=600.0),)}, "period", Outcome.FAIL,
-            "orders_group ticked 10 min ago"),
+            "orders_sensor ticked 10 min ago"),
         (LOCATION, {"sensors": (replace(ON, kept_seconds=None, idle_seconds=None),)}, "period", WARN, "never ticked"),
     ],
 )  # fmt: skip
@@ -199,7 +199,7 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
         (TOPIC, {"age seconds": 0.0}, "backlog", "nothing waits"),
         (TOPIC, {"ahead seconds": None}, "clock", "no record"),
         (TOPIC, {"message.timestamp.type": "LogAppendTime"}, "clock", "the broker's clock is behind cannot be told"),
-        (LOCATION, {"sensors": (replace(ON, kept_seconds=None),)}, "period", "orders_group ticked 1 s ago"),
+        (LOCATION, {"sensors": (replace(ON, kept_seconds=None),)}, "period", "orders_sensor ticked 1 s ago"),
         (LOCATION, {"sensors": ()}, "period", "no group sensor is on"),
         (SERVER, {"iceberg jar": None}, "iceberg", "Iceberg 1.12.0"),
         (SERVER, {"skew": Skew(-50.0, 50.0)}, "clock", "as far as a question can tell"),

@@ -617,7 +617,7 @@ def test_every_run_has_a_mark_its_commits_are_read_back_by(run_id, mark):
 
 # --- what was chosen ------------------------------------------------------------------------------------------------
 
-SKIP = ResumePolicy(enable_parallel_rebalance=True, on_data_loss="skip")
+SKIP = ResumePolicy(enable_parallel_rebalance=True, on_data_loss="write_off")
 
 
 @pytest.mark.parametrize("mark", [None, running(), running((20, 30)), released(), paused()])

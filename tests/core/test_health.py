@@ -80,7 +80,7 @@ def test_group_alive(members, runs, at, gravity, says):
     """A member, or nothing to read and a last run that was fine."""
     found = group_alive(GroupSnapshot(GroupState.STABLE, tuple(members), (at,), runs), dict.fromkeys(runs, 5.0), 120.0)
     assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
-    assert found.numbers["foreign_members"] + found.numbers["members"] == len(members)
+    assert found.numbers["external_members"] + found.numbers["members"] == len(members)
 
 
 def test_a_run_that_is_listed_twice_is_one_at_work():
@@ -88,7 +88,7 @@ def test_a_run_that_is_listed_twice_is_one_at_work():
     twice = (MEMBER, replace(MEMBER, member_id="m-2", partitions=()), FOREIGN)
     found = group_alive(GroupSnapshot(GroupState.STABLE, twice, (OPEN,), {RUN: AT_WORK}), {RUN: 5.0}, 120.0)
     assert found.sentence.startswith("1 member at work")
-    assert (found.numbers["members"], found.numbers["foreign_members"]) == (1, 1)
+    assert (found.numbers["members"], found.numbers["external_members"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

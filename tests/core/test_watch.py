@@ -8,6 +8,7 @@ import pytest
 
 from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
 from kafka_liveness_dagster.core.events import (
+    CrashLagForgotten,
     CrashLagFound,
     GhostFound,
     GroupDied,
@@ -15,7 +16,6 @@ from kafka_liveness_dagster.core.events import (
     LeaveReason,
     MemberJoined,
     MemberLeft,
-    OwedForgotten,
     RebalanceCompleted,
     RebalanceStarted,
     identity,
@@ -379,11 +379,11 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
     memory, out = None, []
     for n, seen in enumerate([group(kcat, commits=[lost]), group(member(), commits=[owed]), group(commits=[done])]):
         events, memory = changes(memory, seen, n * 5.0, GHOST_SECONDS)
-        out.append(([event for event in events if isinstance(event, OwedForgotten)], memory.forgotten))
-    told_first = OwedForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
+        out.append(([event for event in events if isinstance(event, CrashLagForgotten)], memory.forgotten))
+    told_first = CrashLagForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
     assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
     assert str(told_first).endswith("kcat at 10.0.0.7 committed over it")
-    assert "somebody who is not in the group now" in str(OwedForgotten("orders:0:70-120", 50))
+    assert "somebody who is not in the group now" in str(CrashLagForgotten("orders:0:70-120", 50))
 
 
 @pytest.mark.parametrize(

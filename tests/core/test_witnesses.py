@@ -29,7 +29,7 @@ from kafka_liveness_dagster.core.witnesses import (
 TP, RUN, ID = TopicPartition("orders", 3), "0badcafe", "2Mq71qnKT1ul7FBvra2xew"
 BEGUN = Origin(0, ID)
 OURS = DoneLog(origin=BEGUN, target="lake.shop.orders")
-PARALLEL, OWE = ResumePolicy(enable_parallel_rebalance=True), ResumePolicy(on_missing_rows="owe")
+PARALLEL, OWE = ResumePolicy(enable_parallel_rebalance=True), ResumePolicy(on_missing_rows="crash_lag")
 SPANS = st.lists(st.builds(Span, st.integers(0, 60), st.integers(0, 60)), max_size=4).map(union)
 
 
@@ -177,7 +177,7 @@ def test_what_the_table_has_lost_is_an_error_unless_it_may_be_owed():
     """The error has what is missing, how much of it the broker has, and the remedy."""
     found = facts(120, mark(), account((0, 50)), log=(80, 120))
     with pytest.raises(
-        RowsMissingError, match=r"lacks orders:3:50-120, 70 offsets .*still has 40.*on_missing_rows='owe'"
+        RowsMissingError, match=r"lacks orders:3:50-120, 70 offsets .*still has 40.*on_missing_rows='crash_lag'"
     ):
         resume(TP, found, ResumePolicy())
     answer = resume(TP, found, OWE)
@@ -227,7 +227,7 @@ def test_what_was_forgotten_and_expired_stays_owed_or_is_skipped():
     """As it is with every debt: the catch-up lane names it, or it is reported as lost."""
     found = facts(120, None, account((0, 70)), log=(90, 120))
     assert resume(TP, found, ResumePolicy()).owed == spans((70, 120))
-    answer = resume(TP, found, ResumePolicy(on_data_loss="skip"))
+    answer = resume(TP, found, ResumePolicy(on_data_loss="write_off"))
     assert (answer.owed, answer.lost) == (spans((90, 120)), spans((70, 90)))
 
 
@@ -293,7 +293,7 @@ def test_what_a_dead_run_had_written_comes_again_unless_the_live_lane_skips_it(f
 
 def test_what_a_dead_run_had_written_is_not_lost_when_it_expires():
     """Its rows are there; only what the table lacks is reported as lost."""
-    skip = ResumePolicy(on_data_loss="skip")
+    skip = ResumePolicy(on_data_loss="write_off")
     answer = resume(TP, facts(70, mark(kind=Mark.RUNNING), account((0, 80), (85, 110)), log=(100, 120)), skip)
     assert (answer.position, answer.lost, answer.second.reported) == (100, spans((80, 85)), spans((80, 85)))
     assert answer.landed == spans((70, 80), (85, 100)), "100-110 comes again"
@@ -403,7 +403,7 @@ def test_nothing_is_missing_in_silence(done, owed, told, stranger, committed):
     owed = tuple(span for span in owed if span.end <= committed)
     last = None if stranger else LiveMark(Mark.RUNNING, RUN, owed, None, BEGUN)
     found = facts(committed, last, Account(done, told, 0, ID), log=(0, 60))
-    answer = resume(TP, found, ResumePolicy(enable_parallel_rebalance=True, on_missing_rows="owe"))
+    answer = resume(TP, found, ResumePolicy(enable_parallel_rebalance=True, on_missing_rows="crash_lag"))
     assert difference((Span(0, answer.position),), (*done, *told, *answer.owed)) == ()
     assert not difference(found.left_of(answer.owed), answer.owed)
 

@@ -33,7 +33,7 @@ DAEMONS = """{ instance { daemonHealth { allDaemonStatuses { daemonType required
 TICKS = """query ($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) {
   ... on Sensor { sensorState { ticks(limit: 3) { status } } } } }"""
 RUNS = """{ runsOrError(filter: {pipelineName: "orders_job"}) { ... on Runs { results { runId status } } } }"""
-ORDERS_GROUP = {"repositoryLocationName": "orders", "repositoryName": "__repository__", "sensorName": "orders_group"}
+ORDERS_GROUP = {"repositoryLocationName": "orders", "repositoryName": "__repository__", "sensorName": "orders_sensor"}
 
 
 def test_systemd_finds_no_fault(tmp_path):

@@ -38,7 +38,7 @@ HALF = os.fsdecode(b"\xff")  # as a shell hands over what is no UTF-8
 SECRET = "sc://h:1/;token=hunter2 "  # a blank behind it
 
 
-COMMANDS = ["up", "down", "doctor", "demo", "timeline", "status", "health", "forgive", "move", "adopt"]
+COMMANDS = ["up", "down", "doctor", "demo", "timeline", "status", "health", "write-off", "move", "adopt"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -79,7 +79,7 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             *(["health", group, *NOBODY] for group in groups),
             *(["move", group, "lake.shop.orders", *NOBODY] for group in groups),
             *(["adopt", group, "lake.shop.orders", *NOBODY] for group in groups),
-            *(["forgive", group, "orders:0:0-1", *WHY, *NOBODY] for group in groups),
+            *(["write-off", group, "orders:0:0-1", *WHY, *NOBODY] for group in groups),
         ],
         "wanted a topic of Kafka's": [
             [command, "etl", "--topic", topic, *NOBODY]
@@ -87,10 +87,10 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             for topic in ("", " ", "a:b", HALF, "x" * 600)
         ],
         "is not a crash lag key": [
-            ["forgive", "etl", one, *WHY, *NOBODY]
+            ["write-off", "etl", one, *WHY, *NOBODY]
             for one in ("orders", f"{HALF}:0:0-1", "orders:9999999999:0-1", "orders:0:0-9999999999999999999")
         ],
-        "wanted text without": [["forgive", "etl", "orders:0:0-1", "--reason", HALF, *NOBODY]],
+        "wanted text without": [["write-off", "etl", "orders:0:0-1", "--reason", HALF, *NOBODY]],
         "wanted catalog.namespace.table": [[one, "etl", "--table", "a;b", *NOBODY] for one in ("status", "audit")],
         "wanted host:port,host:port": [
             [*command, "--bootstrap-servers", servers]

@@ -53,7 +53,7 @@ def wait_for(line, told):
 def story(tmp_path_factory, installed):
     """The whole story. Much of it is Dagster's daemons waiting: it is told while the others are interrupted."""
     folder = tmp_path_factory.mktemp("a story")
-    with demo_in(folder, installed, "--json", str(folder / "verdict.json")) as told:
+    with demo_in(folder, installed, "--json-file", str(folder / "verdict.json")) as told:
         opening = wait_for("Dagster's UI", told)
 
         def the_end():

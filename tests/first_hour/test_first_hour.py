@@ -195,7 +195,7 @@ def backfill_by_clicking(page, url, keys, crashed):
     tab(page, "Partitions").click()
     expect(page.get_by_text(f"Materialized ({missing})")).to_be_visible()
     page.get_by_text(key).first.click()
-    expect(page.get_by_text("done by this run")).to_be_visible()
+    expect(page.get_by_text("processed by this run")).to_be_visible()
     picture(page, "done")
 
     page.goto(f"{url}/assets/orders?view=events")  # its run is still at work
@@ -221,7 +221,7 @@ def test_from_nothing_to_rows_through_a_crash(terminal, tmp_path):
     assert dagster.crash_lag() == keys
     doctor = terminal.types('DAGSTER_HOME="$PWD/.dagster" kafka-liveness doctor --group orders-etl -f orders.py')
     assert re.search(r"dagster daemon +the sensor daemon was alive \S+ s ago", doctor), doctor
-    assert re.search(r"location period +orders_group ticks every \S+ s; its interval is 5 s", doctor), doctor
+    assert re.search(r"location period +orders_sensor ticks every \S+ s; its interval is 5 s", doctor), doctor
 
     produced = terminal.ends_the_feed()
     done = f"every committed offset of 4 partitions is in the table once, {produced:,} in all\n"

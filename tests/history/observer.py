@@ -234,7 +234,7 @@ def _processed(metadata: dict) -> list:
     if _PROCESSED not in metadata:
         raise HistoryError(f"a materialization lacks the metadata {_PROCESSED!r}: {sorted(metadata)}")
     rows = [record.data for record in metadata[_PROCESSED].records]
-    return [_range_of(f"{row['partition']}:{row['offsets']}") for row in rows if row["offsets"]]
+    return [_range_of(f"{row['partition']}:{row['range']}") for row in rows if row["range"]]
 
 
 def _added(table: Table, snapshot: Snapshot) -> list:

@@ -19,11 +19,11 @@ SETTINGS = {"name": "orders", "topics": ["orders"], "group_id": "orders-etl", "t
 SETTINGS |= json.loads(os.environ.get("PRODUCTION_ASSET", "{}"))
 CONTROLS = Path(os.environ.get("PRODUCTION_CONTROLS", ""))
 NAME, CATCHES_UP = SETTINGS["name"], SETTINGS.pop("auto_catch_up", False)
-WATCH = kl.Watch(default_status=dg.DefaultSensorStatus.RUNNING, **SETTINGS.pop("watch", {}))
+SENSOR = kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING, **SETTINGS.pop("sensor", {}))
 CRASH_LAG = kl.CrashLag(auto_catch_up=CATCHES_UP, backfill_policy=dg.BackfillPolicy.multi_run(1))
 
 
-@kl.kafka_asset(**SETTINGS, enable_parallel_rebalance=True, crash_lag=CRASH_LAG, watch=WATCH)
+@kl.kafka_asset(**SETTINGS, enable_parallel_rebalance=True, crash_lag=CRASH_LAG, sensor=SENSOR)
 def orders(batch):
     """Write the version of this file, the run and a batch's offsets; 20 of them take a second."""
     if (CONTROLS / f"{NAME}-broken").exists():

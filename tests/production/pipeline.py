@@ -130,7 +130,7 @@ class Pipeline:
 
     def last_tick(self):
         """Return the sensor's last tick that has ended."""
-        [sensor] = [one for one in self.instance.all_instigator_state() if one.instigator_name == f"{self.name}_group"]
+        [sensor] = [one for one in self.instance.all_instigator_state() if one.instigator_name == f"{self.name}_sensor"]
         ticks = self.instance.get_ticks(sensor.instigator_origin_id, sensor.selector_id, limit=2)
         return next(tick for tick in ticks if tick.status is not TickStatus.STARTED)
 

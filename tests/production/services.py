@@ -65,7 +65,7 @@ class Production:
             _MARK: self._mark,
         }
 
-    def add(self, topic, table, *, partitions=1, auto_catch_up=True, watch=None, **settings):
+    def add(self, topic, table, *, partitions=1, auto_catch_up=True, sensor=None, **settings):
         """Give a pipeline a code server; before the first ``start``. Its asset is named as its location."""
         asset = {
             "name": f"orders_{uuid4().hex[:6]}",
@@ -74,7 +74,7 @@ class Production:
             "table": table,
             "max_poll_records": 20,
             "auto_catch_up": auto_catch_up,
-            "watch": watch or {},
+            "sensor": sensor or {},
             **settings,
         }
         found = self.pipelines[asset["name"]] = Pipeline(self, asset, partitions)

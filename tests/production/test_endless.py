@@ -15,7 +15,7 @@ AFTER, BUDGET = 20, 8  # seconds; the session of orders.py is 6 s
 @pytest.fixture(scope="module")
 def production(start, warm_spark):
     """Two pipelines with short timeouts, of which ``ghost_after_seconds`` is the longest."""
-    quick = {"max_batch_seconds": BUDGET, "watch": {"ghost_after_seconds": AFTER}}
+    quick = {"max_batch_seconds": BUDGET, "sensor": {"ghost_after_seconds": AFTER}}
     return start([quick, quick])
 
 

@@ -17,7 +17,7 @@ AFTER = 20  # seconds
 @pytest.fixture(scope="module")
 def production(start, warm_spark):
     """Two groups, of which the queue lets one run."""
-    quick = {"watch": {"ghost_after_seconds": AFTER}}
+    quick = {"sensor": {"ghost_after_seconds": AFTER}}
     return start([quick, quick], max_concurrent_runs=1)
 
 

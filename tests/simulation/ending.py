@@ -36,7 +36,7 @@ def drain(world: Simulation) -> None:
     for p in world.partitions.values():
         p.unpause()
     world.max_poll_records = 10_000
-    world.policy = replace(world.policy, on_missing_rows="owe", on_data_loss="skip")
+    world.policy = replace(world.policy, on_missing_rows="crash_lag", on_data_loss="write_off")
     until = clock.now + CALM_SECONDS
     for _ in range(6):
         world.runs.append(LiveRun(world, "live"))

@@ -179,8 +179,8 @@ def switch_mode(world: Simulation) -> None:
     change = world.rng.choice(
         (
             {"enable_parallel_rebalance": not now.enable_parallel_rebalance},
-            {"on_missing_rows": "raise" if now.on_missing_rows == "owe" else "owe"},
-            {"on_data_loss": "raise" if now.on_data_loss == "skip" else "skip"},
+            {"on_missing_rows": "raise" if now.on_missing_rows == "crash_lag" else "crash_lag"},
+            {"on_data_loss": "raise" if now.on_data_loss == "write_off" else "write_off"},
         )
     )
     world.policy = replace(now, **change)

@@ -190,13 +190,13 @@ def roll_back_and_clean(world):
 # An offset that is jumped over is owed anyway
 POISONED = Histories(
     0.0,
-    {"on_poison": "quarantine", "max_poll_records": 3, "events": 20},
+    {"on_slow_record": "quarantine", "max_poll_records": 3, "events": 20},
     {"enable_parallel_rebalance": False},
     {events.poison: 10},
 )
 SET_BACK = Histories(
     0.0,
-    policy={"on_missing_rows": "owe"},
+    policy={"on_missing_rows": "crash_lag"},
     weights={enemies.roll_back: 12, enemies.drop_table: 6, enemies.strangers_commit: 12, events.start_catch_up: 20},
 )
 ROLLED_BACK = Histories(0.0, weights={enemies.roll_back: 25})

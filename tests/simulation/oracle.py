@@ -53,7 +53,7 @@ GROWS = "the live lane's position goes back to its last commit at most"
 IDLE = "nobody ends idle with partitions that he has just been given"
 JUSTIFIED = "an error has its reason"
 NOTHING_RAISES = "nothing raises"
-_FRESH = ResumePolicy(on_missing_rows="owe", on_data_loss="skip")
+_FRESH = ResumePolicy(on_missing_rows="crash_lag", on_data_loss="write_off")
 
 
 def check(world: Simulation) -> None:

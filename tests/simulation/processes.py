@@ -148,7 +148,7 @@ class RunWorker(Process):
             most,
             s.auto and not world.calm,
             s.liveness,
-            s.on_poison,
+            s.on_slow_record,
             s.in_flight,
             ledger,
         )
@@ -185,9 +185,9 @@ class LiveRun(RunWorker):
         storage: Any = SimpleNamespace(log=LOG, tag=lambda _tags: clock.point(0.1), is_behind=False)
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
-            commit_every = self.world.scenario.commit_every
+            commit_interval_seconds = self.world.scenario.commit_interval_seconds
             told: Any = SimpleNamespace(add=Tally().add, tell_if_due=lambda **_: None, due_in_seconds=math.inf)
-            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_every, Waiting(consumer, storage), told)
+            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_interval_seconds, Waiting(consumer, storage), told)
             pipeline.run(consumer, next_batch, LOG, self._quarantined, told)
             oracle.check_idle(self.world, self)
             consumer.leave()

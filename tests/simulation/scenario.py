@@ -31,7 +31,7 @@ class Scenario:
     events: int
     protocol: Literal["eager", "cooperative", "consumer"] = "cooperative"
     liveness: Literal["poll", "progress"] = "poll"
-    on_poison: Literal["raise", "quarantine"] = "quarantine"
+    on_slow_record: Literal["raise", "quarantine"] = "quarantine"
     in_flight: int = 2
     auto: bool = False
     process_ms: int = 6_000
@@ -46,7 +46,7 @@ class Scenario:
     is_about_rebalances: bool = False
 
     @property
-    def commit_every(self) -> float:
+    def commit_interval_seconds(self) -> float:
         """How long what came may wait for its batch, in seconds: where batches may be large."""
         return 3.0 if self.max_poll_records == 50 else 0.0
 
@@ -63,8 +63,8 @@ class Scenario:
                 enable_parallel_rebalance=rng.random() < 0.9,
                 auto_offset_reset=rng.choice(("earliest", "earliest", "latest")),
                 min_crash_lag=rng.choice((1, 1, 1, 3, 10)),
-                on_data_loss=rng.choice(("raise", "skip")),
-                on_missing_rows=rng.choice(("raise", "owe", "owe")),
+                on_data_loss=rng.choice(("raise", "write_off")),
+                on_missing_rows=rng.choice(("raise", "crash_lag", "crash_lag")),
             ),
             max_metadata_bytes=rng.choice((4_095, 4_095, 4_095, small + 30, small)),
             max_poll_records=rng.choice((8, 8, 20) if about_rebalances else (3, 8, 8, 20, 50)),
@@ -72,7 +72,7 @@ class Scenario:
             events=6 + int(rng.random() ** 2 * 18),
             protocol=rng.choice(("eager", "cooperative", "consumer")),
             liveness=rng.choice(("poll", "poll", "progress")),
-            on_poison=rng.choice(("raise", "quarantine", "quarantine")),
+            on_slow_record=rng.choice(("raise", "quarantine", "quarantine")),
             in_flight=rng.choice((1, 2, 2)),
             auto=rng.random() < 0.2,
             failure_rate=rng.choice((0.0, 0.0, 0.0, 0.1)),

@@ -56,7 +56,7 @@ def freeze(world):
 def test_an_offset_is_not_blamed_for_a_process_that_was_frozen():
     """It was alone in its batch, and comes again."""
     weights = {events.produce: 1, events.start_live: 1, freeze: 3}
-    scenario = Scenario(1, 0, ResumePolicy(), 4_095, 1, 1, 6, on_poison="raise", in_flight=1)
+    scenario = Scenario(1, 0, ResumePolicy(), 4_095, 1, 1, 6, on_slow_record="raise", in_flight=1)
     told = []
     with simulated():
         for seed in range(15):
@@ -72,14 +72,14 @@ def poison_for_long(world):
 
 
 @pytest.mark.parametrize(
-    ("on_poison", "told"), [("raise", "PoisonedOffsetError"), ("quarantine", "passed a poisoned offset")]
+    ("on_slow_record", "told"), [("raise", "PoisonedOffsetError"), ("quarantine", "passed a poisoned offset")]
 )
-def test_a_poisoned_offset_is_named_or_passed(on_poison, told):
+def test_a_poisoned_offset_is_named_or_passed(on_slow_record, told):
     """Which takes a live lane longer than most histories last; whatever comes of it, the invariants hold."""
     weights = {events.produce: 1, events.start_live: 1, poison_for_long: 3}
     happened = set()
     with simulated():
         for seed in range(15):
-            scenario = Scenario(1, 0, ResumePolicy(), 4_095, 1, 1, 6, on_poison=on_poison)
+            scenario = Scenario(1, 0, ResumePolicy(), 4_095, 1, 1, 6, on_slow_record=on_slow_record)
             happened |= {what for _, what, *_ in Simulation(seed, scenario, weights).run().history}
     assert told in happened

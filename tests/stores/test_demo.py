@@ -39,7 +39,7 @@ def test_the_whole_story(user, stores, services, tmp_path):
     """Kill, jump, backfill, compare: it holds, nothing is left running, and every file is an object of the store."""
     folder = tmp_path / "a story"
     folder.mkdir()
-    with demo_in(folder, user, "--json", str(folder / "verdict.json")) as told:
+    with demo_in(folder, user, "--json-file", str(folder / "verdict.json")) as told:
         output = told.communicate(timeout=1000)[0]
     it_holds(told.returncode, output, folder / "verdict.json")
     assert services.bootstrap_servers in output

@@ -256,7 +256,7 @@ def test_a_batch_that_was_not_recorded_is_outstanding(opened, broker):
 def test_exactly_the_offsets_below_the_log_start_are_lost(opened, broker, table):
     """The offset at the log start is processed; lost offsets are recorded and reported."""
     broker.facts_now = replace(broker.facts_now, log_start=100)
-    lane = opened(on_data_loss="skip")
+    lane = opened(on_data_loss="write_off")
     assert lane.poll().ranges == (REST,)
     assert lane.lost == [FIRST]
     assert broker.facts_now.second.reported == (FIRST.span,)

@@ -21,7 +21,7 @@ from kafka_liveness_dagster.kafka.live import LiveLane
 
 AT = TopicPartition("orders", 3)
 WANTED = Wanted(500)
-SKIP = ResumePolicy(on_data_loss="skip")
+SKIP = ResumePolicy(on_data_loss="write_off")
 
 
 class Steps:

@@ -167,7 +167,7 @@ class Forgetful:
             consumer.close()
 
     def forgive(self, start, end):
-        """What ``kafka-liveness forgive`` writes into the second commit log."""
+        """What ``kafka-liveness write-off`` writes into the second commit log."""
         log = SecondLog(self.kafka.settings(), self.group, "forgive")
         try:
             log.tell({self.tp: (Span(start, end),)})

@@ -94,7 +94,7 @@ class DagsterDev:
         where = {
             "repositoryLocationName": "orders.py",
             "repositoryName": "__repository__",
-            "sensorName": "orders_group",
+            "sensorName": "orders_sensor",
         }
         asked = {"query": _START_SENSOR, "variables": {"sensor": where}}
         try:

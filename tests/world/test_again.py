@@ -49,10 +49,10 @@ def test_a_materialized_partition_is_processed_again(world):
     """Exactly its offsets are replaced, and neither commit log changes."""
     world.owe_70_to_120()
     assert world.catch_up((70, 120)) is None
-    assert state(world, f"{world.topic}:0:70-120") == "done by this run"
+    assert state(world, f"{world.topic}:0:70-120") == "processed by this run"
     before, world.value = (world.committed(), world.second_log(), world.owed()), MENDED
     assert world.catch_up((70, 120)) is None
-    assert state(world, f"{world.topic}:0:70-120") == "processed again by this run"
+    assert state(world, f"{world.topic}:0:70-120") == "reprocessed by this run"
     assert mended(world) == kept(70, 120)
     assert world.offsets() == kept(0, 120)
     assert (world.committed(), world.second_log(), world.owed()) == before
@@ -63,9 +63,9 @@ def test_the_sensor_wants_nothing_again(world):
     world.owe_70_to_120()
     assert world.catch_up((70, 120)) is None
     world.value = MENDED
-    assert world.catch_up((70, 120), tags={"dagster/sensor_name": f"{world.name}_group"}) is None
+    assert world.catch_up((70, 120), tags={"dagster/sensor_name": f"{world.name}_sensor"}) is None
     assert mended(world) == []
-    assert state(world, f"{world.topic}:0:70-120") == "was done before this run"
+    assert state(world, f"{world.topic}:0:70-120") == "processed before this run"
 
 
 def test_materialize_all_wants_only_what_is_missing_again(world):
@@ -75,7 +75,7 @@ def test_materialize_all_wants_only_what_is_missing_again(world):
     world.value = MENDED
     assert world.catch_up((70, 90), (90, 120), tags=world.materialize_all()) is None
     assert mended(world) == kept(90, 120)
-    assert state(world, f"{world.topic}:0:70-90") == "was done before this run"
+    assert state(world, f"{world.topic}:0:70-90") == "processed before this run"
     assert world.catch_up((70, 90), tags=world.materialize_all()) is None
     assert f"Left {world.topic}:0:70-90 alone" in world.newest_log()
     assert world.catch_up((70, 90)) is None
@@ -103,7 +103,7 @@ def test_one_that_dies_while_it_is_done_again_begins_anew(world):
     assert (mended(world), world.offsets()) == (kept(70, 120), kept(0, 120))
 
 
-@pytest.mark.parametrize("on_data_loss", ["raise", "skip"])
+@pytest.mark.parametrize("on_data_loss", ["raise", "write_off"])
 def test_what_the_broker_no_longer_has_is_named_and_nothing_is_touched(world, on_data_loss):
     """Its rows are there, and stay: none of it counts as lost."""
     world.owe_70_to_120()
@@ -123,7 +123,7 @@ def test_what_expires_under_a_batch_of_crash_lag_is_named_or_passed(world):
     error = world.catch_up((70, 120), between=lambda _: world.expire(105))
     assert isinstance(error, kl.DataExpiredError), error
     assert f"{world.topic}:0:70-105: 35 owed offsets expired" in str(error)
-    skip = kl.Offsets(on_data_loss="skip")
+    skip = kl.Offsets(on_data_loss="write_off")
     assert world.catch_up((70, 120), between=lambda _: world.expire(110), offsets=skip) is None
     assert world.offsets() == kept(0, 70) + kept(110, 120)
     assert world.green() == [(70, 120)]
@@ -217,7 +217,7 @@ def test_a_window_that_may_have_begun_before_the_log(timed, tmp_path):
     code, said, keys = replay(timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", *asset)
     assert (code, keys) == (1, [])
     assert "has deleted the first 20 offsets" in " ".join(said.split())
-    code, _, keys = replay(timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", "--what-is-left", *asset)
+    code, _, keys = replay(timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", "--allow-expired", *asset)
     assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{timed.topic}:0:20-100"])
 
 

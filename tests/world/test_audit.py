@@ -232,10 +232,10 @@ def test_what_was_lost_and_told_is_excepted(world, audit):
     world.grow_to(80)
     world.expire(70)
     assert "50-70 expired before anybody read it" in audit(world)[1]["partitions"][0]["sentence"]
-    assert world.live(offsets=kl.Offsets(on_data_loss="skip")) is None
+    assert world.live(offsets=kl.Offsets(on_data_loss="write_off")) is None
     code, found = audit(world)
     assert (code, found["partitions"][0]["lost"]) == (0, [[50, 70]])
-    assert "but for 20 lost or forgiven (50-70)" in found["partitions"][0]["sentence"]
+    assert "but for 20 written off (50-70)" in found["partitions"][0]["sentence"]
 
 
 def test_an_expired_history_leaves_the_commit_logs_word(world, audit):

@@ -14,7 +14,7 @@ from tests.remotes import spark_at
 from tests.waiting import wait_for
 from tests.world.one_group import join
 
-NAMES = ("group_alive", "lag", "retention", "exact", "crash_lag_age")
+NAMES = ("group_alive", "lag", "retention", "no_missing_rows", "crash_lag_age")
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 
 
@@ -25,7 +25,7 @@ class Checked:
         self.world, self.instance, self.spark, self.cursor = world, instance, spark, None
 
     def asset(self, **settings):
-        bounds = {"watch": kl.Watch(max_lag=40), "crash_lag": kl.CrashLag(max_age_seconds=3600)}
+        bounds = {"sensor": kl.Sensor(max_lag=40), "crash_lag": kl.CrashLag(max_age_seconds=3600)}
         settings = {**bounds, "max_poll_records": 50, **settings}
         make = kl.kafka_asset(
             name="orders", topics=[self.world.topic], group_id=self.world.group, table="lake.shop.orders", **settings
@@ -52,7 +52,7 @@ class Checked:
             self.instance,
             cursor=self.cursor,
             resources={"kafka": self.world.kafka, "spark": self.spark},
-            sensor_name="orders_group",
+            sensor_name="orders_sensor",
         )
         with context:
             tick = self.asset().sensor.evaluate_tick(context)

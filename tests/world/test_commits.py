@@ -43,7 +43,7 @@ def batches(said):
 
 def test_what_waits_for_its_batch_is_neither_committed_nor_forgotten(world, rows):
     """The run outlives its idle time with three records in sight; six are a batch at once."""
-    rare = kl.Batching(commit_every=AN_HOUR)
+    rare = kl.Batching(commit_interval_seconds=AN_HOUR)
     found = world("abc", batching=rare, max_poll_records=6, idle_seconds=0.2)
     ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -66,7 +66,7 @@ def test_what_waits_for_its_batch_is_neither_committed_nor_forgotten(world, rows
 
 def test_what_has_waited_long_enough_is_a_batch(world, rows):
     """Also where it is far from full, and where the run is idle otherwise."""
-    found = world("abc", batching=kl.Batching(commit_every=0.5), max_poll_records=6, idle_seconds=0.1)
+    found = world("abc", batching=kl.Batching(commit_interval_seconds=0.5), max_poll_records=6, idle_seconds=0.1)
     run, said = found.run(as_they_are)
     assert run.success
     assert batches(said) == [3]

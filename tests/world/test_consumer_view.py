@@ -294,7 +294,7 @@ def test_the_sensor_asks_for_no_run_because_of_a_paused_partition(world):
         resources = {"kafka": w.kafka, "spark": NO_SPARK}
         with (
             dg.DagsterInstance.ephemeral() as instance,
-            dg.build_sensor_context(instance, resources=resources, sensor_name="orders_group") as context,
+            dg.build_sensor_context(instance, resources=resources, sensor_name="orders_sensor") as context,
         ):
             return len(orders.sensor.evaluate_tick(context).run_requests)
 
@@ -331,7 +331,7 @@ def test_data_that_expired_below_the_commit_may_be_skipped(world, parallel):
     w = world
     w.crash()
     w.expire(90)
-    with w.live(offsets=kl.Offsets(on_data_loss="skip"), enable_parallel_rebalance=parallel) as consumer:
+    with w.live(offsets=kl.Offsets(on_data_loss="write_off"), enable_parallel_rebalance=parallel) as consumer:
         if parallel:
             join(w, consumer)
             assert w.spans(consumer.jumped) == [(90, 100)]
@@ -358,7 +358,7 @@ def test_owed_data_that_expired_may_be_skipped(at_work):
     """on_data_loss is skip in the catch-up lane: recorded as done, reported as lost; the rest is processed."""
     w, consumer = at_work
     w.expire(100)
-    with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="skip")) as child:
+    with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="write_off")) as child:
         batch = child.poll()
         assert w.spans(batch.ranges) == [(100, 120)]
         child.commit(batch)
@@ -372,10 +372,10 @@ def test_what_the_live_lane_skips_leaves_owed_ranges_to_their_partition(at_work)
     w, consumer = at_work
     consumer.close()
     w.expire(120)
-    with w.live(offsets=kl.Offsets(on_data_loss="skip")) as consumer:
+    with w.live(offsets=kl.Offsets(on_data_loss="write_off")) as consumer:
         join(w, consumer)
         assert (consumer.lost, w.spans(consumer.owed(w.topic, 3))) == ([], [(70, 120)])
-        with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="skip")) as child:
+        with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="write_off")) as child:
             assert child.poll() is None
             assert w.spans(child.lost) == [(70, 120)]
         assert consumer.owed(w.topic, 3) == ()
@@ -396,7 +396,7 @@ def test_data_that_expires_under_a_live_member_may_be_skipped(world, by_offset):
     """It goes on at the log start, reports what is gone, and what it reads then is committed, however it is said."""
     w = world
     w.grow_to(100)
-    with w.live(offsets=kl.Offsets(on_data_loss="skip")) as consumer:
+    with w.live(offsets=kl.Offsets(on_data_loss="write_off")) as consumer:
         w.process(consumer, 70)
         w.expire(90)
         batch = consumer.poll(SECONDS)

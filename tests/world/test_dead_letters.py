@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core import commit_log
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.failpoints import Failpoint
 from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkUnreachableError, TransformError
+from tests.test_visible_names import DEAD_LETTERS as COLUMNS
 from tests.world.lettered import BROKEN, DEAD_LETTERS, MENDED, WHEN_MS, Lettered
 
 FIRST_AND_LAST = "x 1 2 3 y 5 6 z"
@@ -52,15 +53,15 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     assert (world.owes(), world.owes(1)) == ([(n, n + 1) for n in BAD], [(1, 2)])
     assert (world.at(), world.at(1)) == (8, 3)
     letter = world.letter_rows()[0]
-    assert set(letter) == {"topic", "partition", "offset", "key", "value", "headers", "timestamp", "error", "run"}
+    assert dict(world.spark.table(f"{world.table}_dead_letters").dtypes) == COLUMNS
     assert (letter["key"], letter["value"], letter["timestamp"].timestamp()) == (b"a key", b"x", WHEN_MS / 1000)
     assert letter["headers"] == [{"key": "trace", "value": b"of x"}]
     assert "'x'" in letter["error"]
-    assert letter["run"] == world.instance.get_runs()[0].run_id
+    assert letter["run_id"] == world.instance.get_runs()[0].run_id
     told = world.told(4)
     assert "'y'" in told.description
     assert f"{world.table}_dead_letters" in told.description
-    assert told.metadata["cause"].value == "fails alone"
+    assert told.metadata["cause"].value == "bad-record"
 
     found = world.check()
     assert not found.passed
@@ -174,7 +175,7 @@ def test_a_run_may_die_at_any_step(make, tmp_path, nth):
     assert world.live() is None
     assert (world.there(), world.letters(), world.at()) == (GOOD, BAD, 8)
     assert world.owes() == [(n, n + 1) for n in BAD]
-    assert {row["run"] for row in world.letter_rows()} == {world.instance.get_runs()[0].run_id}
+    assert {row["run_id"] for row in world.letter_rows()} == {world.instance.get_runs()[0].run_id}
 
 
 def test_the_catch_up_lane_does_what_it_can(make):
@@ -208,7 +209,7 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
     told = [one for one in world.tick().asset_events if isinstance(one, dg.AssetObservation)]
     assert [one.asset_key.path[0] for one in told] == ["kafka"], "of its partition the run has told, and why"
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    typed = ["forgive", world.group, f"{world.topic}:0:1-2", "--reason", "no number", "--yes"]
+    typed = ["write-off", world.group, f"{world.topic}:0:1-2", "--reason", "no number", "--yes"]
     told = CliRunner().invoke(main, [*typed, "--bootstrap-servers", world.servers])
     assert told.exit_code == 0, told.output
     assert (world.letters(), world.owes(), world.check().passed) == ([1], [], True)
@@ -237,7 +238,7 @@ def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypa
         assert "Failed and missing" in str(error)
         before = values(), world.at(), world.second_log(), world.letters()
         assert world.instance.get_status_by_partition(asset, [key], partitions)[key].value == "FAILED"
-        [typed] = re.findall(r"`kafka-liveness (forgive [^`]+)`", str(error))
+        [typed] = re.findall(r"`kafka-liveness (write-off [^`]+)`", str(error))
         told = command(*shlex.split(typed), "--yes")
         assert told.exit_code == 0, told.output
         assert f"closed {key}" in told.output
@@ -316,7 +317,7 @@ def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_fligh
     assert f"{world.topic}:0 is committed at 0 but its log starts at 2" in str(error)
     assert (world.at(), len(calls) <= in_flight) == (0, True)
 
-    skip = {"offsets": kl.Offsets(on_data_loss="skip")}
+    skip = {"offsets": kl.Offsets(on_data_loss="write_off")}
     assert world.live(**skip) is None
     world.produce("8 9 10 11 12 13")
     expires_to.append(10)

@@ -86,7 +86,7 @@ def test_the_checks_pass_and_know_their_limits(run, example, table):
     done = run(example("checks"), "orders_checks_job", table=table)
     told = {one.check_name: one for one in done.get_asset_check_evaluations()}
     assert {name for name, one in told.items() if one.passed} == {
-        "group_alive", "lag", "retention", "exact", "crash_lag_age",
+        "group_alive", "lag", "retention", "no_missing_rows", "crash_lag_age",
     }  # fmt: skip
     assert "1,000,000" in told["lag"].description
 
@@ -180,7 +180,7 @@ def test_a_stream_copies_what_is_new(run, example, table, warm_spark, tmp_path):
 def test_a_minutely_lane_commits_once_and_is_maintained(run, example, table, rows):
     """What waits is one batch when its time has come: the example's is a minute, which is none of a test's."""
     shown = example("minutely")
-    batching = {"commit_every": 0.5}
+    batching = {"commit_interval_seconds": 0.5}
     done = run(shown, "orders_maintenance_job", table=table, batching=batching)
     [told] = [event.asset_observation_data.asset_observation for event in done.all_events if event.is_asset_observation]
     assert told.metadata["snapshots"].value.startswith("1 → ")

@@ -108,12 +108,12 @@ def test_a_live_run_that_was_killed_with_its_dagster(crashed, instance, worker, 
     assert desk.wanted() == [], "one successor"
     assert desk.status(run) is FAILURE
     why = f"run {run[:8]} is in progress, but its process is gone: "
-    assert desk.why(run) == f"{why}reported by sensor orders_group of group {crashed.group}"
+    assert desk.why(run) == f"{why}reported by sensor orders_sensor of group {crashed.group}"
 
 
 def test_a_run_whose_other_steps_go_on_is_no_live_run_and_no_ghost(crashed, instance, worker, clock):
     """Its live step has left the group, and the steps that depend on it take an hour; until its process is gone."""
-    desk = Ghostly(crashed, instance, watch=kl.Watch(fail_ghost_runs=True))
+    desk = Ghostly(crashed, instance, sensor=kl.Sensor(fail_ghost_runs=True))
     process = host.process(worker.pid)
     run = desk.works("live", process)
     instance.add_run_tags(run, {PROCESS_TAG: Sign(run_mark(run), None, process, is_over=True).encode()})
@@ -170,7 +170,7 @@ def test_a_run_whose_worker_never_came_up(crashed, instance, clock):
 
 def test_an_older_ghost_than_all_the_runs_that_are_looked_at(world, instance, worker, clock):
     """Twenty runs have ended since: it took a place from all of them."""
-    desk = Ghostly(world, instance, watch=kl.Watch(max_live_runs=2))
+    desk = Ghostly(world, instance, sensor=kl.Sensor(max_live_runs=2))
     run = desk.works("live", host.process(worker.pid))
     job, tags = desk.defs.resolve_job_def(LIVE), lane_tags(world.group, "live")
     for _ in range(21):
@@ -199,7 +199,7 @@ def test_a_run_elsewhere_goes_by_its_signs_of_life(crashed, instance, clock, mon
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_run_that_says_nothing_is_told_and_failed_if_wanted(crashed, instance, clock, fails):
     """Of an older version, or killed before its first word; one that has not started is left alone."""
-    desk = Ghostly(crashed, instance, watch=kl.Watch(max_live_runs=3, fail_ghost_runs=fails))
+    desk = Ghostly(crashed, instance, sensor=kl.Sensor(max_live_runs=3, fail_ghost_runs=fails))
     run, starting = desk.run("live"), desk.run("live", status=None)
     instance.report_run_canceling(instance.get_run_by_id(starting))
     desk.run("live")

@@ -133,7 +133,7 @@ def test_a_run_that_only_recovers_rows_materializes_the_asset(found, produce, sp
     after, _ = found.run(found.rows_of)
     assert after.success
     [last] = after.asset_materializations_for_node("orders")
-    assert last.metadata["recovered"].value.records[0].data["size"] == SIZE
+    assert last.metadata["recovered"].value.records[0].data["offsets"] == SIZE
     assert (last.metadata["rows_written"].value, last.metadata["dagster/row_count"].value) == (0, 3 * SIZE)
 
 
@@ -144,7 +144,7 @@ def test_a_batch_of_many_partitions_weighs_no_more_in_the_event_log(services, ma
         topic = make_topic(partitions)
         for number in range(partitions):
             produce(services.bootstrap_servers, topic, number, "abc")
-        every = {"materialize_every": 0, "max_poll_records": partitions}
+        every = {"materialize_interval_seconds": 0, "max_poll_records": partitions}
         runs = LiveRuns(services, topic, None, "classic", sink=lambda _: None, **every)
         run, _ = runs.run(lambda batch: batch)
         assert run.success

@@ -29,7 +29,7 @@ class MixedJobs:
             sink=lambda batch: self.batches.append(batch.ranges),
             idle_seconds=0.5,
             enable_parallel_rebalance=True,
-            watch=kl.Watch(fail_ghost_runs=True),
+            sensor=kl.Sensor(fail_ghost_runs=True),
         )
         def orders(batch):
             return batch
@@ -55,7 +55,7 @@ class MixedJobs:
             self.instance,
             definitions=self.defs,
             resources={**self.resources, "spark": NO_SPARK},
-            sensor_name="orders_group",
+            sensor_name="orders_sensor",
         )
         with context:
             return self.asset.sensor.evaluate_tick(context)

@@ -12,7 +12,7 @@ from kafka_liveness_dagster.core.witnesses import RowsMissingError
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.world.forgetful import CrashError, Forgetful, kept
 
-PENDING = kl.Offsets(on_missing_rows="owe")
+PENDING = kl.Offsets(on_missing_rows="crash_lag")
 EXPIRE = "CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"
 
 

@@ -98,7 +98,7 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
 
     def tick():
         resources = {"kafka": kafka, "spark": spark_at(services.spark_remote)}
-        with dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_group") as ctx:
+        with dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_sensor") as ctx:
             return orders.sensor.evaluate_tick(ctx)
 
     first = tick()
@@ -107,7 +107,7 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     live = defs.resolve_job_def("orders_job").execute_in_process(instance=instance)
     [last] = live.asset_materializations_for_node("orders")
     assert last.metadata["rows_written"].value == 0, "it skipped ahead to the log end, and wrote nothing"
-    assert [one.data["size"] for one in last.metadata["recovered"].value.records] == [30]
+    assert [one.data["offsets"] for one in last.metadata["recovered"].value.records] == [30]
 
     second = tick()
     assert second.run_requests == [], "nothing is behind"
@@ -115,7 +115,7 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     key = f"{topic}:0:100-120"
     assert added.partition_keys == [key]
     [owed] = [event.metadata for event in second.asset_events if event.partition]
-    assert [(row.data["offsets"], row.data["size"]) for row in owed["ranges"].records] == [("100-120", 20)]
+    assert [(row.data["range"], row.data["offsets"]) for row in owed["ranges"].records] == [("100-120", 20)]
     instance.add_dynamic_partitions(added.partitions_def_name, added.partition_keys)
     assert tick().dynamic_partitions_requests == [], "a tick repeated adds nothing"
 
@@ -129,5 +129,5 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
 
     again = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(instance=instance, partition_key=key)
     [event] = again.asset_materializations_for_node("orders_crash_lag")
-    assert event.metadata["state"].text == "processed again by this run"
+    assert event.metadata["state"].text == "reprocessed by this run"
     assert [(row["offset"], row["written_by"]) for row in rows(table)] == found

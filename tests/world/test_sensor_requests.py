@@ -52,7 +52,7 @@ class Desk:
             self.cursor,
             definitions=self.defs,
             resources={"kafka": self.world.kafka, "spark": NO_SPARK},
-            sensor_name="orders_group",
+            sensor_name="orders_sensor",
         )
         with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):  # as the daemon's ticks are
             result = self.asset.sensor.evaluate_tick(context)
@@ -139,7 +139,7 @@ def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
             raise ZeroDivisionError
         return dg.RunRequest(tags={"about": str(event)})
 
-    desk = Desk(crashed, instance, watch=kl.Watch(on_event=hook, event_jobs=[page]))
+    desk = Desk(crashed, instance, sensor=kl.Sensor(on_event=hook, event_jobs=[page]))
     first = desk.tick()
     assert [request.job_name for request in first.run_requests] == ["orders_job"]
     assert "on_event failed with ZeroDivisionError" in first.asset_events[0].description
@@ -253,7 +253,7 @@ def test_a_run_that_commits_does_not_fail_all_the_time(world, instance, commits)
 def test_no_more_live_runs_than_partitions(world, instance):
     """A fifth run would have nothing to do at four partitions, whatever max_live_runs says."""
     world.grow_to(10)
-    desk = Desk(world, instance, watch=kl.Watch(max_live_runs=9))
+    desk = Desk(world, instance, sensor=kl.Sensor(max_live_runs=9))
     asked = []
     for _ in range(6):
         asked.append(len(desk.wanted()))

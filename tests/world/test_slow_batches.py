@@ -137,7 +137,7 @@ def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
     error = run.failure_data_for_node("orders").error.cause
     assert error.cls_name == PoisonedOffsetError.__name__
     assert f"offset {POISON} of {world.topic}:0" in error.message
-    assert "on_poison='quarantine'" in error.message
+    assert "on_slow_record='quarantine'" in error.message
     assert [row["offset"] for row in rows(world.table)] == list(range(POISON))
 
 
@@ -156,7 +156,7 @@ def test_a_search_for_bad_records_that_takes_too_long_comes_again_at_half_its_si
 
 def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
     """It is a partition like any crash lag, with the reason on its page; a mended transform drains it."""
-    asset = world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST, batching=kl.Batching(on_poison="quarantine"))
+    asset = world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST, batching=kl.Batching(on_slow_record="quarantine"))
     run = world.run(asset)
     assert run.success
     left = [offset for offset in range(OFFSETS) if offset != POISON]

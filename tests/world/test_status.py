@@ -1,4 +1,4 @@
-"""``kafka-liveness status`` and ``forgive`` on a real broker: what they tell, and what they leave alone."""
+"""``kafka-liveness status`` and ``write-off`` on a real broker: what they tell, and what they leave alone."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
     assert "50 offsets wait and the group has no member: is its sensor on? Else start the live job" in nobody.stderr
     with w.live() as consumer:
         join(w, consumer)
-        well = run("health", w.group, "--max-lag", 0, "--max-owed", 50)
+        well = run("health", w.group, "--max-lag", 0, "--max-pending", 50)
         assert (well.exit_code, well.stderr) == (0, "")
-        assert well.stdout.splitlines()[:3] == ["members: 1", "lag 0, at most max_lag=0", "owed offsets: 50"]
-        too_much = run("health", w.group, "--max-owed", 49)
+        assert well.stdout.splitlines()[:3] == ["members: 1", "lag 0, at most max_lag=0", "pending offsets: 50"]
+        too_much = run("health", w.group, "--max-pending", 49)
         assert too_much.exit_code == 1
-        assert "50 offsets are owed, more than 49: materialize the partitions" in too_much.stderr
+        assert "50 offsets are pending, more than 49: materialize the partitions" in too_much.stderr
     rests = run("health", w.group)
     assert (rests.exit_code, rests.stdout.splitlines()[0]) == (0, "no member, and nothing waits")
 
@@ -143,7 +143,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
 def test_status_as_a_table_says_the_same(owing, run):
     """A terminal gets the numbers with their words."""
     told = run("status", owing.group).stdout
-    assert f"group {owing.group}: lag 0, 50 offsets owed, members: 0" in told
+    assert f"group {owing.group}: lag 0, 50 offsets pending, members: 0" in told
     assert f"by the commit logs; for the table: kafka-liveness audit {owing.group}" in told
     [row] = [line for line in told.splitlines() if line.startswith(str(owing.tp))]
     assert "0-120" in row
@@ -215,7 +215,7 @@ def test_status_names_what_another_program_committed(world, run):
     told = run("status", w.group)
     assert told.exit_code == 0
     assert f"{w.tp}: an external commit replaced the second commit log (offset 5, metadata 'theirs too')" in told.stdout
-    refused = run("forgive", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
+    refused = run("write-off", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
     assert refused.exit_code == 1
     assert f"the second commit log of group {w.group} has an external commit: {w.tp}, offset 5" in refused.stderr
 
@@ -271,19 +271,19 @@ def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
     monkeypatch.setattr(status_shown.time, "sleep", wait)
     told = run("status", owing.group, "--watch", 5)
     assert (told.exit_code, waited) == (0, [5.0, 5.0])
-    assert "lag 10, 50 offsets owed" in told.stdout
+    assert "lag 10, 50 offsets pending" in told.stdout
 
 
-# --- forgive --------------------------------------------------------------------------------------------------------
+# --- write-off -------------------------------------------------------------------------------------------------------
 
 
 def test_forgive_closes_a_range_in_the_second_log(owing, run):
     """After a yes the range counts as done; without Dagster it says that only the broker knows."""
     w = owing
-    told = run("forgive", w.group, f"{w.tp}:70-120", "--reason", "not wanted", answer="y\n")
+    told = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "not wanted", answer="y\n")
     assert told.exit_code == 0, told.output
-    assert f"{w.tp}:70-120: 50 offsets owed, all of them still in the log" in told.stdout
-    assert "DAGSTER_HOME is not set: only the broker will know of it" in told.stdout
+    assert f"{w.tp}:70-120: 50 offsets pending, all of them still in the log" in told.stdout
+    assert "DAGSTER_HOME is not set: Dagster will have no event" in told.stdout
     found = partition_3(w, run)
     assert (found["owed"], found["committed"], found["second_log"]["watermark"]) == ([], 120, 120)
 
@@ -293,9 +293,9 @@ def test_forgive_tells_what_is_left_of_the_data(owing, run):
     w = owing
     w.expire(100)
     ranges = [f"{w.tp}:70-90", f"{w.tp}:95-120"]
-    told = run("forgive", w.group, *ranges, "--reason", "expired", "--yes").stdout
-    assert f"{w.tp}:70-90: 20 offsets owed, expired" in told
-    assert f"{w.tp}:95-120: 25 offsets owed, 5 of them expired, the others are still in the log" in told
+    told = run("write-off", w.group, *ranges, "--reason", "expired", "--yes").stdout
+    assert f"{w.tp}:70-90: 20 offsets pending, expired" in told
+    assert f"{w.tp}:95-120: 25 offsets pending, 5 of them expired, the others are still in the log" in told
     assert [(one["start"], one["end"]) for one in partition_3(w, run)["owed"]] == [(90, 95)]
 
 
@@ -315,7 +315,7 @@ def test_nothing_is_forgiven_by_mistake(owing, run, ranges, reason, answer, says
     """What is mistyped, not owed or not confirmed changes nothing, not even the right ranges beside it."""
     before = logs(owing)
     asked = [one.format(owing.tp) for one in ranges]
-    told = run("forgive", owing.group, *asked, "--reason", reason, answer=answer)
+    told = run("write-off", owing.group, *asked, "--reason", reason, answer=answer)
     assert told.exit_code == (2 if says == "is not a crash lag key" else 1)
     assert says in told.stderr
     assert logs(owing) == before
@@ -324,10 +324,10 @@ def test_nothing_is_forgiven_by_mistake(owing, run, ranges, reason, answer, says
 def test_what_is_done_needs_no_forgiveness(owing, run):
     """A range done already is told as such."""
     w = owing
-    assert run("forgive", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes").exit_code == 0
-    again = run("forgive", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes")
+    assert run("write-off", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes").exit_code == 0
+    again = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes")
     assert again.exit_code == 1
-    assert "there is nothing to forgive" in again.stderr
+    assert "there is nothing to write off" in again.stderr
 
 
 def crash_lag_asset(w, instance, name="orders"):
@@ -340,7 +340,7 @@ def crash_lag_asset(w, instance, name="orders"):
         return batch
 
     resources = {"kafka": w.kafka, "spark": NO_SPARK}
-    with dg.build_sensor_context(instance, resources=resources, sensor_name=f"{name}_group") as context:
+    with dg.build_sensor_context(instance, resources=resources, sensor_name=f"{name}_sensor") as context:
         tick = orders.sensor.evaluate_tick(context)
     for request in tick.dynamic_partitions_requests:
         instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
@@ -356,22 +356,22 @@ def test_forgiveness_is_an_event_of_the_partitions_in_dagster(owing, run, instan
     key = crash_lag_asset(w, instance)
     words = ["--asset", "orders_crash_lag"] if named else []
     w.expire(80)
-    told = run("forgive", w.group, f"{w.tp}:70-100", "--reason", "replaced from the archive", "--yes", *words)
+    told = run("write-off", w.group, f"{w.tp}:70-100", "--reason", "replaced from the archive", "--yes", *words)
     assert told.exit_code == 0, told.output
     assert f"an event of orders_crash_lag will tell of it, partitions {w.tp}:70-120" in told.stdout
     [seen] = instance.fetch_observations(key, limit=1).records
     event = seen.asset_observation
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     assert event.partition == f"{w.tp}:70-120"
-    assert event.description == f"30 owed offsets forgiven by {who}: replaced from the archive"
+    assert event.description == f"30 pending offsets written off by {who}: replaced from the archive"
     metadata = {name: value.value for name, value in event.metadata.items()}
-    assert metadata.pop("forgiven_at").endswith("+00:00")
+    assert metadata.pop("written_off_at").endswith("+00:00")
     assert metadata == {
         "group": w.group,
         "range": f"{w.tp}:70-100",
         "offsets": 30,
         "expired_offsets": 10,
-        "forgiven_by": who,
+        "written_off_by": who,
         "reason": "replaced from the archive",
     }
     assert [(one["start"], one["end"]) for one in partition_3(w, run)["owed"]] == [(100, 120)]
@@ -386,14 +386,14 @@ def test_nothing_is_forgiven_unaudited(owing, run, instance, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(dg.DagsterInstance, "report_runless_asset_event", refuse)
-    told = run("forgive", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes")
+    told = run("write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes")
     assert told.exit_code == 1
     assert logs(owing) == before
 
 
 def test_forgive_does_not_guess_the_asset(owing, run, instance):
     """With Dagster there, an asset that it does not know, or cannot tell, is an error with those it has."""
-    asked = ["forgive", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes"]
+    asked = ["write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes"]
     assert "Dagster has 0 crash lag assets of group" in run(*asked).stderr
     crash_lag_asset(owing, instance)
     crash_lag_asset(owing, instance, "again")
@@ -409,7 +409,7 @@ def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypa
     """A partition that Dagster has, of which nothing is owed; else the log, the events and the partition stay."""
     key = crash_lag_asset(owing, instance)
     replay = f"{owing.tp}:60-120@replay-20261122T100000Z"
-    asked = ["forgive", owing.group, replay, "--reason", "why", "--yes"]
+    asked = ["write-off", owing.group, replay, "--reason", "why", "--yes"]
     assert f"orders_crash_lag has no partition {replay}" in run(*asked).stderr
     instance.add_dynamic_partitions("orders_crash_lag", [replay])
     before = logs(owing)
@@ -421,14 +421,16 @@ def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypa
         assert "Dagster cannot open the instance of DAGSTER_HOME=/no/such/folder" in run(*asked).stderr
     assert (logs(owing), instance.get_materialized_partitions(key)) == (before, set())
     told = run(*asked[:2], f"{owing.tp}:70-120", *asked[2:])
-    assert f"50 offsets forgiven; closed {replay}" in told.output
+    assert f"50 offsets written off; closed {replay}" in told.output
     assert instance.get_materialized_partitions(key) == {replay}
     assert f"Partition {replay} of orders_crash_lag cannot be closed: it is materialized" in run(*asked).stderr
 
 
 def test_an_asset_needs_dagster(owing, run):
     """--asset without DAGSTER_HOME writes nothing."""
-    told = run("forgive", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes", "--asset", "orders_crash_lag")
+    told = run(
+        "write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes", "--asset", "orders_crash_lag"
+    )
     assert told.exit_code == 1
     assert "set DAGSTER_HOME" in told.stderr
 
@@ -450,14 +452,14 @@ def test_prometheus_reads_what_is_owed_and_for_how_long(owing, run):
     assert told.exit_code == 0, told.output
     found = series(told.stdout)
     of = (of_group, topic)
-    assert found[("kafka_liveness_owed_offsets", *of)] == 50
+    assert found[("kafka_liveness_crash_lag_offsets", *of)] == 50
     assert found[("kafka_liveness_lag_offsets", *of)] == 0
-    assert found[("kafka_liveness_owed_expired_offsets", *of)] == 0
+    assert found[("kafka_liveness_crash_lag_expired_offsets", *of)] == 0
     assert found[("kafka_liveness_lag_time_seconds", *of)] == 0
     assert found["kafka_liveness_group_members", of_group] == 0
-    assert 0 < found[("kafka_liveness_owed_age_seconds", *of)] < 3600
+    assert 0 < found[("kafka_liveness_crash_lag_age_seconds", *of)] < 3600
     apart = series(run("status", group, "--prometheus", "--by-partition").stdout)
-    assert apart["kafka_liveness_owed_offsets", of_group, topic, partition] == 50
+    assert apart["kafka_liveness_crash_lag_offsets", of_group, topic, partition] == 50
     assert "not exist" in run("status", "nobody", "--prometheus").output
 
 

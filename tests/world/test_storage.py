@@ -59,7 +59,7 @@ def test_a_live_run_outlives_a_storage_that_fails(world):
                 grown.append(world.grow_to(130))  # comes while nothing else is left to do but to wait for the storage
 
         breaks = breaks_at(world, stack, 30)
-        assert world.live(between, max_poll_records=30, materialize_every=0.5) is None
+        assert world.live(between, max_poll_records=30, materialize_interval_seconds=0.5) is None
         mend.result()
     records = world.instance.fetch_materializations(dg.AssetKey(world.name), limit=100).records
     told = [record.asset_materialization.metadata for record in records]

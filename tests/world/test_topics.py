@@ -102,7 +102,7 @@ def test_lines_become_records(run, services, topic):
 def test_a_key_keeps_its_records_in_one_partition(run, services, topic):
     """Both ways to say a key; what is no text is one as JSON writes it."""
     lines = [{"customer": name, "n": n} for n in range(10) for name in ("ada", "bob", 7)]
-    told = run("produce", topic, "--json", "--key", "customer", given="\n\n".join(map(json.dumps, lines)))
+    told = run("produce", topic, "--json-lines", "--key", "customer", given="\n\n".join(map(json.dumps, lines)))
     assert told.exit_code == 0, told.output
     told = run("produce", topic, "--key-separator", ":", given="ada:{}:1\n:no key\n")
     assert told.exit_code == 0, told.output
@@ -119,9 +119,9 @@ def test_a_key_keeps_its_records_in_one_partition(run, services, topic):
 @pytest.mark.parametrize(
     ("words", "second", "why"),
     [
-        (("--json",), "{", "line 2 is no JSON"),
-        (("--json", "--key", "id"), '{"name": 1}', "line 2 has no field 'id'"),
-        (("--json", "--key", "id"), "[1]", "line 2 has no field 'id'"),
+        (("--json-lines",), "{", "line 2 is no JSON"),
+        (("--json-lines", "--key", "id"), '{"name": 1}', "line 2 has no field 'id'"),
+        (("--json-lines", "--key", "id"), "[1]", "line 2 has no field 'id'"),
         (("--key-separator", '":'), "x", "line 2 has no '\":' in it"),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_topic_is_made_on_first_use_of_the_embedded_broker_alone(run, services
     resources = {"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}
     with (
         dg.DagsterInstance.ephemeral() as instance,
-        dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_group") as context,
+        dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_sensor") as context,
     ):
         [request] = asset.sensor.evaluate_tick(context).run_requests
     assert request.job_name == "orders_job"

@@ -188,7 +188,7 @@ def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestam
         UnreadableRecordError, match=rf"record at offset 6 of {topic}:1 .*9,223,372,036,854,775 ms"
     ) as told:
         write(warm_spark, table, ranges, transformed(*ranges))
-    assert f"forgive GROUP {topic}:1:6-7" in str(told.value)
+    assert f"write-off GROUP {topic}:1:6-7" in str(told.value)
     assert isinstance(told.value.__cause__, PySparkException)
     with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
         replace(lambda r: written.append(r.rows.count()), ranges, transformed(*ranges))

@@ -120,7 +120,7 @@ def test_an_hour_that_a_crash_cut_is_told_when_its_crash_lag_is_done(world):
     assert world.catch_up((70, 150)) is None
     told = world.told()
     assert {hour: one["offsets"].value for hour, one in told.items()} == {1: 60, 2: 30}
-    assert told[1]["ranges"].value.records[0].data["offsets"] == "60-120"
+    assert told[1]["ranges"].value.records[0].data["range"] == "60-120"
     assert told[1]["late_records"].value == 0
     assert world.told() == {}
 
@@ -232,7 +232,7 @@ def test_an_hour_is_not_marked_complete_before_the_table_exists(world):
     assert world.waits().endswith(f"{world.key(0)} waits for the table: {world.table} does not exist yet")
     world.produce_at(*range(200, 210))
     assert world.live() is None
-    assert world.told()[0]["forgiven_or_lost"].value == 30
+    assert world.told()[0]["written_off_offsets"].value == 30
 
 
 @pytest.mark.parametrize(("settings", "marked"), [({}, [0, 1, 2]), ({"mark_empty": False}, [0, 2])])
@@ -408,7 +408,7 @@ def test_late_records_that_the_broker_has_deleted_are_named(made, dying):
         world.live()
     world.produce_at(*[200] * 40)
     world.expire(100)
-    assert world.live(offsets=kl.Offsets(on_data_loss="skip")) is None
+    assert world.live(offsets=kl.Offsets(on_data_loss="write_off")) is None
     assert world.late(0) == [10]
     assert f"30 offsets ({world.topic}:0:70-100) may have late records that are not counted" in world.newest_log()
     assert "lost: " not in world.newest_log()
@@ -474,9 +474,9 @@ def test_an_hour_by_hand_with_old_dead_letters(made):
     error = world.materialize(0)
     assert isinstance(error, IncompleteWindowError)
     assert f"1 offsets are owed ({world.topic}:0:5-6)" in str(error)
-    assert f"dead letters among them need another transform, or `kafka-liveness forgive {world.group}`" in str(error)
+    assert f"dead letters among them need another transform, or `kafka-liveness write-off {world.group}`" in str(error)
     world.forgive(5, 6)
-    assert world.told()[0]["forgiven_or_lost"].value == 1
+    assert world.told()[0]["written_off_offsets"].value == 1
     world.value = f"if(offset = 5, raise_error('bad'), {MENDED})"
     assert world.materialize(0) is None
     mended = [offset for offset, value in world.values().items() if value.startswith("mended ")]

@@ -221,7 +221,7 @@ def test_a_topic_made_anew_between_two_batches_is_named(forgetful):
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["dropped", "replaced"])
 def test_a_table_that_is_gone_is_named_and_its_rows_are_owed(forgetful, replaced):
-    """After 50 of 80: an error with what is missing; with ``owe`` it becomes a partition."""
+    """After 50 of 80: an error with what is missing; with ``crash_lag`` it becomes a partition."""
     world = forgetful()
     world.grow_to(50)
     assert world.live() is None
@@ -234,7 +234,7 @@ def test_a_table_that_is_gone_is_named_and_its_rows_are_owed(forgetful, replaced
     assert isinstance(error, RowsMissingError), error
     assert "0-50" in str(error)
     assert (world.committed(), world.offsets()) == (50, [])
-    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
+    assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     assert world.owed() == [(0, 50)]
     assert world.catch_up((0, 50)) is None
     assert world.offsets() == kept(0, 80)
@@ -249,7 +249,7 @@ def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forget
     error = world.live()
     assert isinstance(error, RowsMissingError), error
     assert f"{world.topic}:0:30-50, 20 offsets" in str(error)
-    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
+    assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     assert (world.owed(), world.offsets()) == ([(30, 50)], kept(0, 30))
     assert world.catch_up((30, 50)) is None
     is_exact_once_drained(world)
@@ -285,7 +285,7 @@ def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, forg
 
 def test_what_the_broker_has_not_either_is_reported_as_lost(forgetful):
     """Owed is what can still be had; the rest is told once, and not again."""
-    world = forgetful(offsets=kl.Offsets(on_missing_rows="owe"))
+    world = forgetful(offsets=kl.Offsets(on_missing_rows="crash_lag"))
     world.grow_to(50)
     assert world.live() is None
     world.drop_table()
@@ -326,7 +326,7 @@ def test_a_table_that_goes_between_two_batches_is_named(forgetful, befall):
     ],
 )
 def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(forgetful, monkeypatch, new, snapshots, lacks):
-    """Without lag no other run would look; with ``owe`` the next live run owes them."""
+    """Without lag no other run would look; with ``crash_lag`` the next live run owes them."""
     world = forgetful()
     for log_end in (20, 50):
         world.grow_to(log_end)
@@ -344,7 +344,7 @@ def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(forgetful, mo
     error = world.live()
     assert isinstance(error, RowsMissingError), error
     assert f"{world.topic}:0:{lacks}" in str(error)
-    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
+    assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     for span in world.owed():
         assert world.catch_up(span) is None
     assert world.offsets() == kept(0, world.log_end)
@@ -405,7 +405,7 @@ def test_two_tables_are_two_groups(forgetful):
     second, renamed = world.second_log(), f"{world.table}_renamed"
     for error in (
         world.live(table=renamed),
-        world.live(table=renamed, offsets=kl.Offsets(on_missing_rows="owe")),
+        world.live(table=renamed, offsets=kl.Offsets(on_missing_rows="crash_lag")),
         world.catch_up((70, 120), table=renamed),
     ):
         assert isinstance(error, OtherTableError), error
@@ -504,7 +504,7 @@ def told(result, name):
     """What one tick says of an event, and of a check."""
     events = [e.description for e in result.asset_events if isinstance(e, dg.AssetObservation) and e.partition is None]
     checks = {e.check_name: e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)}
-    return [text for text in events if name in text], checks.get("exact")
+    return [text for text in events if name in text], checks.get("no_missing_rows")
 
 
 def is_well(result):
@@ -540,7 +540,7 @@ def test_the_sensor_tells_a_table_that_lost_rows_and_a_topic_made_anew(forgetful
     _, exact = told(world.tick(), "")
     assert not exact.passed
     assert f"the table lacks {world.topic}:0:0-50, 50 offsets" in exact.description
-    assert world.live(offsets=kl.Offsets(on_missing_rows="owe")) is None
+    assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     assert world.catch_up((0, 50)) is None
     world.make_topic_anew(80)
     with pytest.raises(TopicRecreatedError, match=world.topic_id()):

@@ -1,6 +1,6 @@
 """How does a timeline look? An SVG of what was seen: op, client and broker as three lanes over one axis of seconds.
 
-``python -m kafka_liveness_dagster.cli.timeline.picture RUN.json > RUN.svg`` draws what ``--json`` wrote.
+``python -m kafka_liveness_dagster.cli.timeline.picture RUN.json > RUN.svg`` draws what ``--json-file`` wrote.
 """
 
 from __future__ import annotations
