@@ -105,24 +105,6 @@ def test_a_cursor_says_what_it_means():
     assert GroupCursor.decode(later.encode()).memory == memory, "a later version's reason"
 
 
-def test_a_cursor_of_the_first_versions_is_read():
-    """What they told is not told again: members were told apart by their names, reasons by their place."""
-    first = (
-        '{"epoch":7,"events":3,"state":"stable","members":{"1":"0badcafe","2":"0000beef*","3":"consumer-of-a-long-name-"'
-        '},"told":"00000001300000002b","dealt":"1"}'
-    )
-    members = {
-        "1": Remembered("0badcafe"),
-        "2": Remembered("0000beef", is_elsewhere=True),
-        "3": Remembered("consumer-of-a-long-name-", is_foreign=True),
-    }
-    told = {"00000001": LeaveReason.CRASHED, "00000002": LeaveReason.ELSEWHERE}
-    cursor = GroupCursor.decode(first)
-    assert (cursor.epoch, cursor.events) == (7, 3)
-    assert cursor.memory == Memory(GroupState.STABLE, members, told, "1")
-    assert GroupCursor.decode(cursor.encode()) == cursor
-
-
 def test_a_clock_that_was_set_back_delays_nothing():
     """No moment in the cursor is later than now: the group is observed at once, and no run is absent in the future."""
     memory = Memory(GroupState.STABLE, {}, {}, "1", 2_000.0, {"0badcafe": Absence(2_000, 2_000, 7)}, looked_at=2_000.0)
@@ -142,8 +124,6 @@ def test_a_clock_that_was_set_back_delays_nothing():
         "{",
         '{"state": "asleep"}',
         "7",
-        '{"told": ["0badcafe3"], "state": "empty"}',
-        '{"members": 7, "state": "empty"}',
         '{"left": ["0badcafe"], "state": "empty"}',
         '{"runs": 7, "state": "empty"}',
         '{"absent": {"0badcafe": 1795000000}, "state": "empty"}',

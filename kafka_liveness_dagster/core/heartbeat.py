@@ -71,7 +71,6 @@ RETRIED = "the batch is retried with the next poll, or by the next owner of its 
 
 
 _BACK = "back"
-_ONCE_BACK = "a member again after: "
 
 
 @dataclass(frozen=True)
@@ -91,19 +90,14 @@ class Away:
 
     @classmethod
     def decode(cls, text: str) -> Away | None:
-        """Read a tag; None for no text, and for another version's that means nothing here.
+        """Read the value of a tag. Return None for an empty text, and for a code that this version does not have.
 
-        The first versions wrote the sentence, and a run of theirs may be at work while the sensor is of this one.
-
-        >>> Away.decode("poll-timeout back") == Away.decode(f"a member again after: {FenceReason.POLL_TIMEOUT.value}")
-        True
+        >>> Away.decode("poll-timeout back").is_back, Away.decode("abducted")
+        (True, None)
         """
         code, _, back = text.partition(" ")
-        if (reason := FenceReason.of_code(code)) is not None and back in ("", _BACK):
-            return cls(reason, is_back=bool(back))
-        sentence = text.removeprefix(_ONCE_BACK)
-        of_sentence = next((reason for reason in FenceReason if reason.value == sentence), None)
-        return None if of_sentence is None else cls(of_sentence, is_back=sentence != text)
+        reason = FenceReason.of_code(code)
+        return None if reason is None or back not in ("", _BACK) else cls(reason, is_back=bool(back))
 
 
 class RunState(Enum):

@@ -4,58 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.group_snapshot import GroupState  # noqa: TC001 - pydantic reads it
-from kafka_liveness_dagster.core.run_marks import is_run_mark
 from kafka_liveness_dagster.core.watch import MAX_ABSENT, Memory, Remembered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import dagster as dg
-
-_FIRST_REASONS = (  # in the order of the first versions, which stored the place of a reason in it
-    "graceful",
-    "canceled",
-    "poll-timeout",
-    "crashed",
-    "silent",
-    "lost",
-    "static",
-    "out-of-time",
-    "replaced",
-    "unexplained",
-    "unknown",
-    "elsewhere",
-)
-
-
-class _FirstForm(BaseModel):
-    """Where the first versions kept what has fields of its own today.
-
-    Attributes:
-        members: key -> name; of another Dagster instance's run with a star behind it.
-        told: departures, each the 8 digits of its run and the place of its reason.
-    """
-
-    members: dict[str, str] = {}
-    told: str = ""
-
-    def today(self) -> dict[str, dict[str, str]]:
-        """Those that are there, in today's fields."""
-        fields: dict[str, dict[str, str]] = {}
-        for key, name in self.members.items():
-            run = name.removesuffix("*")
-            kind = "foreign" if not is_run_mark(run) else "elsewhere" if name != run else "runs"
-            fields.setdefault(kind, {})[key] = name if kind == "foreign" else run
-        departures = [(self.told[at : at + 8], self.told[at + 8 : at + 9]) for at in range(0, len(self.told), 9)]
-        for place, code in enumerate(_FIRST_REASONS):
-            if runs := [run for run, letter in departures if letter == f"{place:x}"]:
-                fields.setdefault("left", {})[code] = " ".join(runs)
-        return fields
 
 
 class ToldWindows(NamedTuple):
@@ -182,12 +141,6 @@ class GroupCursor(BaseModel, frozen=True):
             forgotten=memory.forgotten,
             looked_at=round(memory.looked_at),
         )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_first_versions(cls, cursor: Any) -> Any:
-        """What was told before an upgrade is not told again."""
-        return cursor | _FirstForm.model_validate(cursor).today() if isinstance(cursor, dict) else cursor
 
     @classmethod
     def decode(cls, cursor: str | None) -> GroupCursor:

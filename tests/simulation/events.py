@@ -33,7 +33,7 @@ def begin_in_the_middle(world: Simulation, p: SimulatedPartition) -> None:
         p.begin_life(at)
         return
     p.begin_life(p.log_start)
-    origin = None if world.chance(0.2) else Origin(p.log_start, p.topic_id)  # None: version 0.1.0 was here before
+    origin = None if world.chance(0.2) else Origin(p.log_start, p.topic_id)  # None: from a lane without a table
     cuts = sorted(world.rng.sample(range(p.log_start + 1, at), 6))
     owed = union(Span(*pair) for pair in zip(cuts[::2], cuts[1::2], strict=True))
     while not fits(owed, Origin(p.log_start, p.topic_id)):

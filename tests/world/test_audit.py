@@ -297,8 +297,8 @@ def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
     """Nobody looks for a table, nor for Spark; a deep audit is refused, for there are no rows to read."""
     nowhere = ("--spark", "sc://localhost:1")
     world.grow_to(50)
-    world.stranger_commits(50, f"kl2 released 0badcafe {world.topic_id()}@0 30-50")
-    world._commit(f"{world.group}.catch-up", 0, f"kl2 done {world.topic_id()}@0 in ParquetSink")
+    world.stranger_commits(50, f"kl1 released 0badcafe {world.topic_id()}@0 30-50")
+    world._commit(f"{world.group}.catch-up", 0, f"kl1 done {world.topic_id()}@0 in ParquetSink")
     code, found = audit(world, *nowhere)
     assert (code, found["is_table"], found["target"]) == (0, False, "ParquetSink")
     assert (
@@ -316,7 +316,7 @@ def test_several_targets_are_no_target(world, refused):
     world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
     client = Consumer({"bootstrap.servers": world.servers, "group.id": f"{world.group}.catch-up"})
     wait_for(lambda: len(client.list_topics(world.topic).topics[world.topic].partitions) == 2)
-    told = [KafkaTopicPartition(world.topic, at, 0, f"kl2 done @0 in lake.shop.orders_{at}") for at in (0, 1)]
+    told = [KafkaTopicPartition(world.topic, at, 0, f"kl1 done @0 in lake.shop.orders_{at}") for at in (0, 1)]
     client.commit(offsets=told, asynchronous=False)
     client.close()
     assert "several targets: lake.shop.orders_0, lake.shop.orders_1" in refused(world.group)
