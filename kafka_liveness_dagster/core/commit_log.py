@@ -34,11 +34,11 @@ _NO_ORIGIN = "@-"
 _ORIGIN = f"(?:{_NO_ORIGIN}|(?P<topic_id>[A-Za-z0-9_-]*)@(?P<start>[0-9]{{1,19}}))"
 _LIVE = re.compile(
     f"{_VERSION} (?P<mark>running|released|paused) (?P<run>[0-9a-f]{{8}}) {_ORIGIN}(?: (?P<owed>[0-9,-]+))?"
-    "(?(start)(?: again (?P<again>[0-9]+-[0-9]+))?)"
+    "(?(start)(?: reprocess (?P<again>[0-9]+-[0-9]+))?)"
 )
 _DONE = re.compile(
     f"{_VERSION} done {_ORIGIN}(?: (?P<done>[0-9,-]+))?"
-    "(?(start)(?: told (?P<told>[0-9,-]+))?(?: missing (?P<missing>[0-9,-]+))?(?: in (?P<target>[^ ]+))?)"
+    "(?(start)(?: written-off (?P<told>[0-9,-]+))?(?: missing (?P<missing>[0-9,-]+))?(?: target (?P<target>[^ ]+))?)"
 )
 
 
@@ -123,7 +123,7 @@ class LiveMark:
         words = f"{_VERSION} {self.mark.value} {self.run} {_encode_origin(self.origin)}"
         words += f" {_encode_spans(self.owed)}" if self.owed else ""
         # Without an origin there is no table to ask, so nothing in it to be done again
-        return words if self.origin is None or self.again is None else f"{words} again {self.again}"
+        return words if self.origin is None or self.again is None else f"{words} reprocess {self.again}"
 
     @classmethod
     def decode(cls, metadata: str) -> LiveMark | None:
@@ -192,7 +192,7 @@ class DoneLog:
         return replace(self, watermark=watermark, done=done, reported=reported, missing=missing)
 
     def encode(self) -> str:
-        """``kl1 done <topic id>@0 150-160 told 30-40 in lake.shop.orders``; ``kl1 done @- 150-160`` without an origin.
+        """``kl1 done <topic id>@0 150-160 written-off 30-40 target lake.shop.orders``, or ``kl1 done @- 150-160``.
 
         What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
         not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are written as one.
@@ -214,9 +214,9 @@ class DoneLog:
         words += f" {_encode_spans(done)}" if done else ""
         if self.origin is None:
             return words
-        words += f" told {_encode_spans(reported)}" if reported else ""
+        words += f" written-off {_encode_spans(reported)}" if reported else ""
         words += f" missing {_encode_spans(missing)}" if missing else ""
-        return words + (f" in {self.target}" if self.target else "")
+        return words + (f" target {self.target}" if self.target else "")
 
     @classmethod
     def decode(cls, offset: int | None, metadata: str) -> DoneLog:

@@ -22,7 +22,7 @@ class FenceReason(Coded):
     POLL_TIMEOUT = "the batch took longer than its process timeout"
     PARTITIONS_LOST = "the group took this member for dead and gave its partitions to others"
     REPLACED = "another consumer uses the same group.instance.id"
-    RUN_BUDGET_SPENT = "nothing is left of the run's dagster/max_runtime"
+    MAX_RUNTIME_REACHED = "nothing is left of the run's dagster/max_runtime"
     RUN_CANCELED = "the Dagster run was canceled"
     RUN_ENDED = "the Dagster run is no longer in progress"
     ORPHANED = "the run worker that started this step is gone"
@@ -169,7 +169,7 @@ def reason_to_fence(timer: PollTimer, seen: Surroundings, now_ms: int) -> FenceR
         # Rule 3: a run that ended or was deleted owns nothing
         (seen.run is RunState.ENDED, FenceReason.RUN_ENDED),
         # Rule 4: Dagster is about to end the run; leave before it does
-        (timer.run_expired(now_ms), FenceReason.RUN_BUDGET_SPENT),
+        (timer.run_expired(now_ms), FenceReason.MAX_RUNTIME_REACHED),
         # Rule 5: KIP-62
         (timer.expired(now_ms), FenceReason.POLL_TIMEOUT),
     )

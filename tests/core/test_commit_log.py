@@ -87,7 +87,7 @@ def paused(*owed):
         pytest.param(paused((70, 120)), "kl1 paused 0badcafe @- 70-120", id="held in both lanes"),
         pytest.param(
             LiveMark(Mark.RUNNING, RUN, (Span(70, 120),), Span(0, 120), Origin(0, "2Mq71qnKT1ul7FBvra2xew")),
-            "kl1 running 0badcafe 2Mq71qnKT1ul7FBvra2xew@0 70-120 again 0-120",
+            "kl1 running 0badcafe 2Mq71qnKT1ul7FBvra2xew@0 70-120 reprocess 0-120",
             id="of a lane with a table, set back",
         ),
         pytest.param(
@@ -139,7 +139,7 @@ FOREIGN = [
     pytest.param("kl2 running 0badcafe @0", id="a newer version's"),
     pytest.param("kl1 running 0badcafe", id="no origin"),
     pytest.param("kl1 running 0badcafe @", id="half an origin"),
-    pytest.param("kl1 running 0badcafe @- again 0-120", id="what only a lane with a table writes"),
+    pytest.param("kl1 running 0badcafe @- reprocess 0-120", id="what only a lane with a table writes"),
     pytest.param("kl1 sleeping 0badcafe @-", id="a mark nobody writes"),
     pytest.param("kl1 running 0badcaf @-", id="a run too short"),
     pytest.param("kl1 running 0BADCAFE @-", id="a run in capitals"),
@@ -224,17 +224,17 @@ def test_the_second_logs_text():
     assert DoneLog(120, spans((150, 160))).encode() == "kl1 done @- 150-160"
     assert DoneLog(120).encode() == "kl1 done @-"
     log = DoneLog(120, spans((150, 160)), spans((30, 40)), Origin(0, "id"), "lake.shop.orders")
-    assert log.encode() == "kl1 done id@0 150-160 told 30-40 in lake.shop.orders"
+    assert log.encode() == "kl1 done id@0 150-160 written-off 30-40 target lake.shop.orders"
     assert DoneLog.decode(120, log.encode()) == log
     assert DoneLog(120, origin=Origin(0)).encode() == "kl1 done @0"
     lost = replace(log, missing=spans((40, 50)))
-    assert lost.encode() == "kl1 done id@0 150-160 told 30-40 missing 40-50 in lake.shop.orders"
+    assert lost.encode() == "kl1 done id@0 150-160 written-off 30-40 missing 40-50 target lake.shop.orders"
     assert DoneLog.decode(120, lost.encode()) == lost
     assert lost.without(spans((40, 45))).missing == spans((45, 50))
     with pytest.raises(ForeignCommitError):
         DoneLog.decode(120, "kl1 done @- 160-150")
     with pytest.raises(ForeignCommitError):
-        DoneLog.decode(120, "kl1 done @- told 30-40")
+        DoneLog.decode(120, "kl1 done @- written-off 30-40")
 
 
 # --- the second log -------------------------------------------------------------------------------------------------
@@ -713,7 +713,7 @@ def test_numbers_beyond_int64_are_no_offsets(numbers):
     for text in (f"kl1 running {RUN} @- {numbers}", f"kl1 running {RUN} @0 {numbers}", f"kl1 running {RUN} @{2**63}"):
         with pytest.raises(ForeignCommitError):
             LiveMark.decode(text)
-    for text in (f"kl1 done @- {numbers}", f"kl1 done @0 told {numbers}", f"kl1 done @{2**63}"):
+    for text in (f"kl1 done @- {numbers}", f"kl1 done @0 written-off {numbers}", f"kl1 done @{2**63}"):
         with pytest.raises(ForeignCommitError):
             DoneLog.decode(0, text)
 
@@ -726,7 +726,7 @@ TEXTS_LIKE_OURS = st.builds(
     st.sampled_from(["", "2Mq71qnKT1ul7FBvra2xew"]),
     NUMBERS,
     st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(lambda pairs: ",".join("-".join(p) for p in pairs)),
-    st.sampled_from(["", " again 0-5", f" told 0-{2**64}", " in lake.shop.orders"]),
+    st.sampled_from(["", " reprocess 0-5", f" written-off 0-{2**64}", " target lake.shop.orders"]),
 )
 
 

@@ -77,10 +77,20 @@ def test_expired_means_the_process_timeout_has_passed(process_ms, start, steps):
             False, RunState.IN_PROGRESS, None, LATE, FenceReason.POLL_TIMEOUT, id="the parent's death changes nothing"
         ),
         pytest.param(
-            True, RunState.IN_PROGRESS, 50_000, 50_000, FenceReason.RUN_BUDGET_SPENT, id="the run ends before the batch"
+            True,
+            RunState.IN_PROGRESS,
+            50_000,
+            50_000,
+            FenceReason.MAX_RUNTIME_REACHED,
+            id="the run ends before the batch",
         ),
         pytest.param(
-            True, RunState.IN_PROGRESS, 50_000, LATE, FenceReason.RUN_BUDGET_SPENT, id="no rejoining at the run's end"
+            True,
+            RunState.IN_PROGRESS,
+            50_000,
+            LATE,
+            FenceReason.MAX_RUNTIME_REACHED,
+            id="no rejoining at the run's end",
         ),
         pytest.param(True, RunState.ENDED, None, 0, FenceReason.RUN_ENDED, id="a run that ended owns nothing"),
         pytest.param(False, RunState.ENDED, None, 0, FenceReason.ORPHANED, id="its run worker was killed"),
@@ -107,7 +117,7 @@ def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, r
         pytest.param(FenceReason.PARTITIONS_LOST, True, False, id="taken for dead: the next poll is a new member"),
         pytest.param(FenceReason.REPLACED, False, False, id="two with one name would put each other out for ever"),
         pytest.param(FenceReason.RUN_CANCELED, False, True, id="a wish to stop: no crash, the next owner resumes"),
-        pytest.param(FenceReason.RUN_BUDGET_SPENT, False, False, id="the run is over for this process"),
+        pytest.param(FenceReason.MAX_RUNTIME_REACHED, False, False, id="the run is over for this process"),
         pytest.param(FenceReason.RUN_ENDED, False, False, id="a run that ended comes back as another run"),
         pytest.param(FenceReason.ORPHANED, False, False, id="nobody waits for an orphan"),
         pytest.param(FenceReason.CLOSED, False, False, id="closed is closed"),

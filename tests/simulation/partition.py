@@ -254,14 +254,14 @@ class SimulatedPartition:
 
 def _owed(metadata: str) -> str:
     words = metadata.split(" ")
-    return words[_OWED] if len(words) > _OWED and words[_OWED] != "again" else ""
+    return words[_OWED] if len(words) > _OWED and words[_OWED] != "reprocess" else ""
 
 
 def _done(metadata: str) -> tuple[str, str]:
     """What a second log says is done, and was told as lost."""
     rest = metadata.split(" ")[3:]
     pairs = dict(pairwise(rest))
-    return rest[0] if rest and rest[0][0].isdigit() else "", pairs.get("told", "")
+    return rest[0] if rest and rest[0][0].isdigit() else "", pairs.get("written-off", "")
 
 
 def _origin(commit: tuple[int, str] | None, place: int) -> str:

@@ -271,7 +271,7 @@ def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, forg
     def numbers(*words):
         found = json.loads(shown("--json", *words))
         [partition] = found["partitions"]
-        return found["by"], partition["committed"], partition["missing"]
+        return found["source"], partition["committed"], partition["missing"]
 
     assert numbers() == ("commit logs", 50, [])
     assert numbers("--table", world.table) == (world.table, 30, [[30, 50]])
