@@ -106,9 +106,12 @@ def _history(topic: str, topic_id: str, size: int) -> list[dict[str, str]]:
     each = max(1, COMMITTED // size)
     told = []
     for number in range(size):
-        one = {"kafka-liveness.wrote": ledger(number * each, (number + 1) * each)}
+        one = {"kafka-liveness.written": ledger(number * each, (number + 1) * each)}
         if number % _SUMS_EVERY == 1:
-            one |= {"kafka-liveness.had": ledger(0, number * each), "kafka-liveness.since": str(_FIRST_ID + number - 1)}
+            one |= {
+                "kafka-liveness.total": ledger(0, number * each),
+                "kafka-liveness.total-as-of": str(_FIRST_ID + number - 1),
+            }
         told.append(one)
     return told
 

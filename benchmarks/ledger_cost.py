@@ -2,7 +2,7 @@
 
 With it each write says in its snapshot what it wrote and what the table had, the topic's id is asked for with each plan
 and each commit, and the table is looked at at the start and for a hundredth of the time. Without it the lane writes
-as version 0.1.0 did.
+the rows alone.
 
     python -m benchmarks.ledger_cost --write benchmarks/RESULTS.md
 """

@@ -117,7 +117,7 @@ class Soak:
         new = [one for one in table.metadata.snapshots if (one.sequence_number or 0) > self._seen]
         for snapshot in sorted(new, key=lambda one: one.sequence_number or 0):
             self._seen = snapshot.sequence_number or 0
-            told = snapshot.summary and snapshot.summary.additional_properties.get("kafka-liveness.wrote")
+            told = snapshot.summary and snapshot.summary.additional_properties.get("kafka-liveness.written")
             if not told:
                 continue
             at = snapshot.timestamp_ms / 1000

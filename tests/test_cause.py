@@ -18,7 +18,7 @@ from kafka_liveness_dagster.sensor.observations import crash_lag_observations
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 CRASHED, FINDER = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
-DISCONNECTED = LeaveReason.DISCONNECTED.value
+DISCONNECTED = LeaveReason.BROKERS_UNAVAILABLE.value
 AT = TopicPartition("orders", 3)
 
 
@@ -41,10 +41,10 @@ def test_a_live_run_knows_whom_it_replaces(instance):
     """And a partition that it finds links that run, however its end is put into words."""
     wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
     (request,), _ = wants.live(instance, look(instance, CRASHED), now=0.0, ghosts=())
-    assert request.tags["kafka_liveness/cause"] == "run 0badcafe crashed"
-    assert request.tags["kafka_liveness/cause_run"] == "0badcafe"
+    assert request.tags["kafka_liveness/started_because"] == "run 0badcafe crashed"
+    assert request.tags[".dagster/kafka_liveness.started_because_of_run"] == "0badcafe"
 
-    tags = {**request.tags, "kafka_liveness/cause": "a worker was killed"}
+    tags = {**request.tags, "kafka_liveness/started_because": "a worker was killed"}
     instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=FINDER, tags=tags))
     (found,) = crash_lag_observations(
         instance, dg.AssetKey("orders_crash_lag"), "etl", ["orders:3:70-120"], look(instance, FINDER, (Span(70, 120),))
@@ -87,8 +87,8 @@ def test_lag_alone_has_no_run_to_name(instance):
     wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
     quiet = GroupLook(GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, 120),)), [])
     (request,), _ = wants.live(instance, quiet, now=0.0, ghosts=())
-    assert request.tags["kafka_liveness/cause"] == "lag"
-    assert "kafka_liveness/cause_run" not in request.tags
+    assert request.tags["kafka_liveness/started_because"] == "lag"
+    assert ".dagster/kafka_liveness.started_because_of_run" not in request.tags
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_lag_alone_has_no_run_to_name(instance):
 )
 def test_a_run_that_was_out_of_its_group_is_the_cause_itself(instance, started_by, cause):
     """It joined again and skipped ahead; Dagster was asked before it said why."""
-    tags = {} if started_by is None else {"kafka_liveness/cause": started_by}
+    tags = {} if started_by is None else {"kafka_liveness/started_because": started_by}
     instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=FINDER, tags=tags))
     before = look(instance, FINDER, (Span(70, 120),))
-    instance.add_run_tags(FINDER, {"kafka_liveness/fenced": "brokers-unavailable back"})
+    instance.add_run_tags(FINDER, {".dagster/kafka_liveness.fence_reason": "brokers-unavailable back"})
     asset = dg.AssetKey("orders_crash_lag")
     (found,) = crash_lag_observations(instance, asset, "etl", ["orders:3:70-120"], before)
     assert found.metadata["cause"].value == cause

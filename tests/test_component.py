@@ -21,7 +21,6 @@ from dagster.components.testing import create_defs_folder_sandbox
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.declare.yaml_asset import AssetAttributes
 from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
-from kafka_liveness_dagster.settings.moved import MOVED
 
 TYPE = "kafka_liveness_dagster.KafkaAssetComponent"
 PAGE = Path(__file__).parents[1] / "docs" / "component.md"
@@ -253,15 +252,6 @@ def test_text_is_text_and_a_template_may_give_a_number(project, monkeypatch):
     assert component.sensor == kl.Sensor(max_lag=5, default_status=running, fail_ghost_runs=True)
     assert component.membership == kl.Membership(group_instance_id="5")
     assert component.batching == kl.Batching(in_flight=2, allocation="greedy")
-
-
-@pytest.mark.parametrize("name", sorted({*MOVED} - CODE))
-def test_what_moved_is_told_as_yaml(project, name):
-    """The section to write instead, with the value in it."""
-    group, setting = MOVED[name]
-    said = refused(project, name="web", **{name: "greedy"})
-    assert re.search(rf"attributes at .*orders/defs\.yaml:\d+`\n.*{name} of asset web has moved", said), said
-    assert f'{name} of asset web has moved: write {group}: {{{setting}: "greedy"}}' in said
 
 
 def test_a_function_beside_the_yaml_is_found(project):

@@ -56,8 +56,7 @@ FOREIGN = {  # names that other programs define, by their owner
         "rd_kafka_ListConsumerGroupOffsetsResponse_parse",
     ],
     "Spark and gRPC": ["DataFrame", "readStream", "too_many_pings"],
-    "the pages": ["G", "kl1", "python", "v"],  # a placeholder, a text format, a language of fences, a prefix of tags
-    "an earlier version": ["SecondLogAheadError"],  # decision 4 says what replaced it
+    "the pages": ["G", "python", "v"],  # a placeholder, a language of fences, a prefix of tags
 }
 NOT_OURS = set(chain.from_iterable(FOREIGN.values()))
 

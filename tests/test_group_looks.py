@@ -110,7 +110,7 @@ def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster,
     """A range is pending while the first commit log has it as skipped and the second one does not have it as done."""
     pending = [str(one) for one in look(cluster, instance).owed]
     assert pending == ["orders:3:70-100"], "without a second log all of it is pending"
-    cluster.logs[CATCH_UP] = Commit(80, "kl1 done 90-100")
+    cluster.logs[CATCH_UP] = Commit(80, "kl1 done @- 90-100")
     assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:80-90"]
 
 
@@ -147,11 +147,11 @@ def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
 @pytest.mark.parametrize("end", [2**63 - 1, 2_000])
 def test_offsets_that_the_log_does_not_have_are_not_pending(cluster, instance, end):
     """A partition of them would stay missing for ever."""
-    cluster.logs[GROUP] = Commit(100, f"kl1 released {RUN[:8]} 70-80,1000-{end}")
+    cluster.logs[GROUP] = Commit(100, f"kl1 released {RUN[:8]} @- 70-80,1000-{end}")
     seen = look(cluster, instance)
     assert [str(one) for one in seen.owed] == ["orders:3:70-80"]
     assert seen.external == [f"orders:3: pending offsets at or above the committed offset are ignored: 1000-{end}"]
-    cluster.logs[GROUP] = Commit(end, f"kl1 released {RUN[:8]} 70-{end}")  # at once above the log end, 120
+    cluster.logs[GROUP] = Commit(end, f"kl1 released {RUN[:8]} @- 70-{end}")  # at once above the log end, 120
     assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:70-120"]
 
 
@@ -354,7 +354,7 @@ def test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition(clu
             instance.add_dynamic_partitions("orders_crash_lag", ["orders:3:70-100"])
             event = dg.AssetMaterialization("orders_crash_lag", partition="orders:3:70-100")
             instance.report_runless_asset_event(event)
-            cluster.logs[CATCH_UP] = Commit(100, "kl1 done")
+            cluster.logs[CATCH_UP] = Commit(100, "kl1 done @-")
 
     cluster.when_observed = caught_up
     tick()

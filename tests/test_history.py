@@ -699,7 +699,7 @@ def test_a_report_in_another_form_is_refused(tmp_path, lake):
 @pytest.mark.parametrize(("certified", "types"), [(True, ["pending", "certified"]), (False, ["pending"])])
 def test_an_audit_certifies_or_does_not(tmp_path, lake, certified, types):
     """Its ranges are certified only if it certifies; crash lag and losses are named in any case."""
-    found = {"topic": TOPIC, "partition": 0, "in_table": [[0, 70]], "owed": [[70, 100]], "lost": [[100, 120]]}
+    found = {"topic": TOPIC, "partition": 0, "in_table": [[0, 70]], "pending": [[70, 100]], "written_off": [[100, 120]]}
     one = observer(tmp_path, lake)
     one.audit({"certified": certified, "partitions": [found]})
     assert [name for name, _ in seen(one)] == ["written_off", *types]

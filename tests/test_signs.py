@@ -145,7 +145,7 @@ def test_an_op_of_the_users_own_tells_its_process_too(instance):
     others = Sign("0000beef", 7, host.process(1)).encode()
     run = run_of(instance, lambda context: link_of(context, away_seconds=130), **{PROCESS_TAG: others})
     assert sign_of(run) == Sign(run_mark(run.run_id), None, host.process(os.getpid()))
-    assert run.tags["kafka_liveness/away_seconds"] == "130"
+    assert run.tags[".dagster/kafka_liveness.max_absence_seconds"] == "130"
 
 
 # --- what is known of a run -----------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
                 of_run.log.info("lines: %s", one)
                 one.append("changed after the call")
                 stored = of_run.event(dg.AssetMaterialization(ORDERS, metadata={"rows": 7}), "a materialization")
-                of_run.tag({"kafka_liveness/waits_for": "partitions"})
+                of_run.tag({"kafka_liveness/waiting_for": "partitions"})
                 of_run.log.info("big: %s", "x" * 20_000)
                 assert of_run.is_behind
                 assert not stored.done()
@@ -86,7 +86,7 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
     wanted = ("before", "lines: ['first']", "Materialized value orders", "big: xxx", "after")
     at = [next(place for place, text in enumerate(texts) if text.startswith(begin)) for begin in wanted]
     assert at == sorted(at)
-    assert instance.get_run_by_id(run_id).tags["kafka_liveness/waits_for"] == "partitions"
+    assert instance.get_run_by_id(run_id).tags["kafka_liveness/waiting_for"] == "partitions"
     said = [text for record in caplog.records if "Dagster's storage failed" in (text := record.getMessage())]
     assert len(said) == 1
     assert "The run goes on" in said[0]
@@ -101,12 +101,12 @@ def test_a_process_that_can_start_no_thread_stores_in_its_own(instance, no_threa
     def work(context):
         of_run = storage_of(context)
         with no_threads():
-            of_run.tag({"kafka_liveness/waits_for": "threads"})
+            of_run.tag({"kafka_liveness/waiting_for": "threads"})
             with broken(instance, AWAY), pytest.raises(Exception, match="unable to open database"):
-                of_run.tag({"kafka_liveness/waits_for": "nothing"})
+                of_run.tag({"kafka_liveness/waiting_for": "nothing"})
         assert not of_run.is_behind
 
-    assert instance.get_run_by_id(run_of(instance, work)).tags["kafka_liveness/waits_for"] == "threads"
+    assert instance.get_run_by_id(run_of(instance, work)).tags["kafka_liveness/waiting_for"] == "threads"
 
 
 def test_a_run_whose_end_cannot_be_stored_ends_with_one_error(instance, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from inspect import signature
 
@@ -12,8 +11,6 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.kafka import admin
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.second_log import SecondLog
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
@@ -22,7 +19,6 @@ from kafka_liveness_dagster.settings.declarations import (
     KafkaResourceSettings,
     SparkResourceSettings,
 )
-from kafka_liveness_dagster.settings.moved import MOVED
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
 from kafka_liveness_dagster.spark.table import IcebergTable
 
@@ -314,7 +310,7 @@ def test_it_is_refused_by_name(make, name):
             pytest.fail(f"{value!a} was accepted")
         said = str(refusal.value)
         assert said.startswith((name, f"{name}[", "extra setting")), f"{value!a}: {said}"
-        told = ("wanted", "is refused: ", "cannot be both", "rename it", "has moved: write batching=kl.Batching(")
+        told = ("wanted", "is refused: ", "cannot be both", "rename it")
         assert any(words in said for words in told), f"{value!a}: {said}"
         assert "hunter" not in said
         assert len(said) < 600, f"{value!a}"
@@ -427,93 +423,12 @@ def test_windows_of_time_need_a_beginning_and_a_table():
         sensor(windows=windows)
 
 
-NEVER_BESIDE_THE_OTHERS = {"commit_interval_seconds", "max_batch_bytes", "on_bad_record", "max_dead_letters"}
-FLAT = {  # as it was once written, with what is to be written now
-    "batching": ("greedy", "batching=kl.Batching(allocation='greedy')"),
-    "batches_in_flight": (2, "batching=kl.Batching(in_flight=2)"),
-    "on_slow_record": ("quarantine", "batching=kl.Batching(on_slow_record='quarantine')"),
-    "min_crash_lag": (70, "crash_lag=kl.CrashLag(min_offsets=70)"),
-    "max_owed_ranges": (3, "crash_lag=kl.CrashLag(max_ranges=3)"),
-    "auto_catch_up": (True, "crash_lag=kl.CrashLag(auto_catch_up=True)"),
-    "max_crash_lag_age_seconds": (3600, "crash_lag=kl.CrashLag(max_age_seconds=3600)"),
-    "backfill_policy": (
-        dg.BackfillPolicy.multi_run(2),
-        "crash_lag=kl.CrashLag(backfill_policy=BackfillPolicy(max_partitions_per_run=2))",
-    ),
-    "auto_offset_reset": ("latest", "offsets=kl.Offsets(auto_offset_reset='latest')"),
-    "on_data_loss": ("write_off", "offsets=kl.Offsets(on_data_loss='write_off')"),
-    "on_missing_rows": ("crash_lag", "offsets=kl.Offsets(on_missing_rows='crash_lag')"),
-    "liveness": ("progress", "membership=kl.Membership(liveness='progress')"),
-    "group_instance_id": ("etl-0", "membership=kl.Membership(group_instance_id='etl-0')"),
-    "max_live_runs": (2, "sensor=kl.Sensor(max_live_runs=2)"),
-    "sensor_interval_seconds": (30, "sensor=kl.Sensor(minimum_interval_seconds=30)"),
-    "minimum_interval_seconds": (30, "sensor=kl.Sensor(minimum_interval_seconds=30)"),
-    "sensor_status": (RUNNING, "sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING)"),
-    "default_status": (RUNNING, "sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING)"),
-    "on_event": (print, "sensor=kl.Sensor(on_event=print)"),
-    "event_jobs": ([dg.GraphDefinition(name="page").to_job()], "sensor=kl.Sensor(event_jobs=[page])"),
-    "max_lag": (5, "sensor=kl.Sensor(max_lag=5)"),
-    "ghost_after_seconds": (30.0, "sensor=kl.Sensor(ghost_after_seconds=30.0)"),
-    "fail_ghost_runs": (True, "sensor=kl.Sensor(fail_ghost_runs=True)"),
-    "kafka_resource_key": ("k", "resources=kl.ResourceKeys(kafka='k')"),
-    "spark_resource_key": ("s", "resources=kl.ResourceKeys(spark='s')"),
-}
-OF_THE_CONSUMER = {
-    *("batching", "min_crash_lag", "max_owed_ranges", "auto_offset_reset", "on_data_loss", "on_missing_rows"),
-    *("liveness", "group_instance_id"),
-}
-OF_THE_SENSOR = {name for name, (_, new) in FLAT.items() if new.startswith(("sensor", "resources"))}
-WHERE_IT_WAS = {  # what had it once, and how errors call that
-    asset: ("asset orders", set(FLAT)),
-    component: ("asset orders", set(FLAT)),
-    sensor: ("sensor orders_sensor", OF_THE_SENSOR),
-    consumer: ("the consumer of group orders-etl", OF_THE_CONSUMER),
-    catch_up: ("the catch-up of group orders-etl", {"on_data_loss"}),
-}
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [pytest.param(make, name, id=f"{make.__name__} {name}") for make in WHERE_IT_WAS for name in FLAT],
-)
-def test_what_moved_is_told_where_it_is_now(make, name, monkeypatch):
-    """With the value in it, ready to be copied, and what is to be copied is accepted; others never had it."""
-    monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)  # what is accepted asks a broker, and there is none
-    (value, new), (whose, had) = FLAT[name], WHERE_IT_WAS[make]
+def test_each_unknown_setting_is_refused_with_the_nearest_name():
+    """All of them at once; a setting of a group is none beside the groups."""
     with pytest.raises(InvalidSettingError) as refusal:
-        make(**{name: value})
-    if name not in had:
-        assert str(refusal.value).startswith(f"'{name}' is no setting of {whose}")
-        return
-    assert str(refusal.value) == f"{name} of {whose} has moved: write {new}"
-    group, _, code = new.partition("=")
-    if make is not sensor or name != "max_lag":  # there it is the checks'
-        known = {"page": PAGE, "BackfillPolicy": dg.BackfillPolicy}
-        now = {group: eval(code, {"kl": kl, "dg": dg, **known})}  # noqa: S307
-        assert now[group].changed() or name == "ghost_after_seconds"
-        with contextlib.suppress(BrokerUnreachableError):
-            make(**now)
-
-
-def test_no_moved_setting_is_forgotten():
-    """Each old name is tried above, and each has a place in a group."""
-    assert set(FLAT) == set(MOVED)
-    assert {(group, name) for group, name in MOVED.values()} == {
-        (section, name)
-        for section, (group, _) in GROUPS_OF_SETTINGS.items()
-        for name in group.model_fields
-        if section not in {"iceberg", "maintenance", "completeness"} and name not in NEVER_BESIDE_THE_OTHERS
-    }
-
-
-def test_what_moved_to_one_place_is_told_as_one():
-    """Several settings of a group are written as one."""
-    with pytest.raises(InvalidSettingError) as refusal:
-        asset(batches_in_flight=2, max_lag=5, on_slow_record="quarantine", batching="greedy", max_pol_records=1)
-    batching = "batching=kl.Batching(in_flight=2, on_slow_record='quarantine', allocation='greedy')"
+        asset(on_slow_record="quarantine", max_pol_records=1)
     assert str(refusal.value).splitlines() == [
-        f"batches_in_flight and on_slow_record and batching of asset orders have moved: write {batching}",
-        "max_lag of asset orders has moved: write sensor=kl.Sensor(max_lag=5)",
+        "'on_slow_record' is no setting of asset orders",
         "'max_pol_records' is no setting of asset orders: did you mean max_poll_records?",
     ]
 

@@ -3,7 +3,7 @@ import re
 import zlib
 
 def wrote(text, topic, partition):
-    """The offsets of a partition in a `kafka-liveness.wrote`: [(70, 120)]."""
+    """The offsets of a partition in a `kafka-liveness.written`: [(70, 120)]."""
     if text.startswith("z:"):                    # a long one is compressed, and says 70+50 for 70-120
         text = zlib.decompress(base64.b64decode(text[2:])).decode()
     found = re.search(rf"(?:^| ){re.escape(topic)}/\S*(?: [^/ ]+)*? {partition}\??(?:@\d+)?:([\d,+-]*)", text)
@@ -16,12 +16,12 @@ def writers(snapshots, topic, partition, start, end):
 
 def in_spark(spark, table):
     """The table's snapshots, the oldest first."""
-    found = f"SELECT snapshot_id, parent_id, summary['kafka-liveness.wrote'] FROM {table}.snapshots"
+    found = f"SELECT snapshot_id, parent_id, summary['kafka-liveness.written'] FROM {table}.snapshots"
     return spark.sql(f"{found} ORDER BY committed_at").collect()
 
 def in_pyiceberg(table):
     """The table's snapshots, the oldest first."""
-    return [(one.snapshot_id, one.parent_snapshot_id, one.summary["kafka-liveness.wrote"]) for one in table.snapshots()]
+    return [(s.snapshot_id, s.parent_snapshot_id, s.summary["kafka-liveness.written"]) for s in table.snapshots()]
 
 def before_in_spark(spark, table, *backfilled):
     """The table as it was before a range of crash lag was backfilled: "orders", 3, 70, 120."""

@@ -180,7 +180,7 @@ def _target(group_id: str, commits: Mapping[TopicPartition, _Told]) -> str:
     if not named:
         raise NothingToAuditError(
             f"no commit of group {group_id} says where its rows go: it runs without table, with a sink that cannot be "
-            "asked, or version 0.1.0 committed last. Name the table with --table, or run the live lane once"
+            "asked. Name the table with --table, or run the live lane once"
         )
     raise NothingToAuditError(
         f"the partitions of group {group_id} name several targets: {', '.join(named)}. The asset was given another "

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate
     from kafka_liveness_dagster.core.comparison import RowFindings, Stretch
 
-_SPANS = ("in_table", "owed", "dead", "lost", "missing", "by_word", "ahead", "overlaps")
+_SPANS = {  # as it is printed: the attribute of a certificate
+    "in_table": "in_table",
+    "pending": "owed",
+    "pending_expired": "dead",
+    "written_off": "lost",
+    "missing": "missing",
+    "by_commits_only": "by_word",
+    "uncommitted": "ahead",
+    "rewritten": "overlaps",
+}
 _FINDINGS = ("outside", "unrecorded", "without_rows", "doubled")
 _SHOWN_STRANGERS = 6
 
@@ -70,7 +79,7 @@ def audit(
     Example:
       kafka-liveness audit orders-etl
       kafka-liveness audit orders-etl --table lake.shop.orders --deep
-      kafka-liveness audit orders-etl --json | jq -e '.certified and .owed_offsets == 0'
+      kafka-liveness audit orders-etl --json | jq -e '.certified and .pending_offsets == 0'
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from rich.console import Console  # noqa: PLC0415  `--help` must not wait for it
 
@@ -100,7 +109,7 @@ def told_to_programs(found: Certificate) -> dict[str, Any]:
         "certified": found.certified,
         "sentence": found.sentence,
         "snapshot_id": found.snapshot_id,
-        **{f"{name}_offsets": sum(size(getattr(p, name)) for p in found.partitions) for name in _SPANS},
+        **{f"{name}_offsets": sum(size(getattr(p, of)) for p in found.partitions) for name, of in _SPANS.items()},
         "partitions": [_partition_json(p) for p in found.partitions],
         "snapshots": [
             {
@@ -110,7 +119,7 @@ def told_to_programs(found: Certificate) -> dict[str, Any]:
                 "operation": write.operation,
                 "added_rows": write.added_rows,
                 "deleted_rows": write.deleted_rows,
-                "wrote": [f"{tp}:{span}" for tp, spans in write.wrote.items() for span in spans],
+                "written": [f"{tp}:{span}" for tp, spans in write.wrote.items() for span in spans],
             }
             for write in found.history
         ],
@@ -157,10 +166,9 @@ def _partition_json(p: PartitionCertificate) -> dict[str, Any]:
         "committed": p.facts.committed,
         "log_start": p.facts.log_start,
         "log_end": p.facts.log_end,
-        "foreign_metadata": p.foreign[-1].metadata if p.foreign else None,
         "external_commits": [asdict(one) for one in p.foreign],
         "ledger_complete": p.facts.account.complete if p.facts.account else None,
-        **{name: [list(span) for span in getattr(p, name)] for name in _SPANS},
+        **{name: [list(span) for span in getattr(p, of)] for name, of in _SPANS.items()},
         "missing_is_forgotten": p.forgotten if p.missing else None,
         "rows": _rows_json(p.rows) if p.rows else None,
     }

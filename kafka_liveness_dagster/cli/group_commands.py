@@ -76,7 +76,7 @@ def status(
     Example:
       kafka-liveness status orders-etl
       kafka-liveness status orders-etl --topic orders --watch 5
-      kafka-liveness status orders-etl --json | jq '.partitions[] | select(.owed_offsets > 0)'
+      kafka-liveness status orders-etl --json | jq '.partitions[] | select(.pending_offsets > 0)'
       kafka-liveness status orders-etl --prometheus > orders.tmp && mv orders.tmp orders.prom
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import status as group_status  # noqa: PLC0415  `--help` must not wait for it

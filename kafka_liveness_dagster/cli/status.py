@@ -63,16 +63,15 @@ class PartitionStatus:
             "log_end": seen.log_end,
             "first_log": {
                 "committed": seen.committed,
-                "mark": mark.mark.value if mark else None,
+                "owner_state": mark.mark.value if mark else None,
                 "run": mark.run if mark else None,
             },
             "second_log": {"watermark": self.second.watermark, "done_above": [list(s) for s in self.second.done]},
-            "foreign_metadata": self.foreign[-1].metadata if self.foreign else None,
             "external_commits": [asdict(one) for one in self.foreign],
             "lag": seen.lag,
             "committed": self.committed,
-            "owed_offsets": seen.owed,
-            "owed": [
+            "pending_offsets": seen.owed,
+            "pending": [
                 {"start": s.start, "end": s.end, "offsets": s.size, "expiry": self.expiry(s).value}
                 for s in seen.outstanding
             ],
@@ -118,9 +117,9 @@ class GroupStatus:
         return {
             "group": self.group_id,
             "catch_up_group": self.group_id + CATCH_UP_SUFFIX,
-            "by": self.table or "commit logs",
+            "source": self.table or "commit logs",
             "lag": sum(p.seen.lag for p in self.partitions),
-            "owed_offsets": sum(p.seen.owed for p in self.partitions),
+            "pending_offsets": sum(p.seen.owed for p in self.partitions),
             "members": [member.as_json() for member in self.members],
             "partitions": [partition.as_json() for partition in self.partitions],
             "behind_open_transactions": [

@@ -108,7 +108,7 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
     config, topic_id = topics.config_of(kafka, name), cluster.topic_ids([name])[name]
     if as_json:
         logs = [{"partition": tp.partition, "log_start": start, "log_end": end} for tp, (start, end) in bounds.items()]
-        click.echo(json.dumps({"topic": name, "id": topic_id, "partitions": logs, "config": config}))
+        click.echo(json.dumps({"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}))
         return
     total = sum(end - start for start, end in bounds.values())
     click.echo(f"topic {name}, id {topic_id or 'unknown'}, {len(bounds)} partitions, {total:,} offsets")

@@ -22,7 +22,7 @@ class Account:
         start: the first offset that was ever this table's to hold; None while nobody said.
         topic_id: whose offsets they are; empty where no broker told it.
         complete: what is in neither is not in the table. False where snapshots that might say so were expired.
-        groups: the consumer groups that wrote rows of the topic; empty where version 0.1.0 wrote them.
+        groups: the consumer groups that wrote rows of the topic; empty where the table was written without a group.
     """
 
     done: tuple[Span, ...] = ()

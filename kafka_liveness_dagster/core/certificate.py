@@ -159,8 +159,8 @@ class PartitionCertificate:
             )
         if facts.committed is not None and self.start is None:
             yield (
-                "nobody says where the group's life on it began: version 0.1.0 or another program committed last, "
-                "or this is not the group's table. Run the live lane once; name the table with --table"
+                "nobody says where the group's life on it began: a lane without a table or another program committed "
+                "last, or this is not the group's table. Run the live lane once; name the table with --table"
             )
         if self.others:
             yield (

@@ -72,8 +72,8 @@ class Finding:
             "area": self.area,
             "check": self.check,
             "outcome": answer.outcome.name.lower(),
-            "found": answer.found,
-            "advice": answer.advice,
+            "message": answer.found,
+            "fix": answer.advice,
         }
 
 

@@ -5,10 +5,9 @@ ranges. Second log: the committed offset of ``G.catch-up``, a watermark below wh
 its metadata carrying the ranges done above it. Both say of which log they are: its topic id, and where the group
 began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither talks to a broker.
 
->>> LiveMark.decode("kl1 running 0badcafe 70-120").owed
-(Span(start=70, end=120),)
->>> LiveMark.decode("kl2 running 0badcafe @0 70-120").origin
-Origin(start=0, topic_id='')
+>>> mark = LiveMark.decode("kl1 running 0badcafe @0 70-120")
+>>> mark.owed, mark.origin
+((Span(start=70, end=120),), Origin(start=0, topic_id=''))
 """
 
 from __future__ import annotations
@@ -22,28 +21,25 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, difference, union
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 MAX_METADATA_BYTES = 4_095  # one below the broker's offset.metadata.max.bytes
 CATCH_UP_SUFFIX = ".catch-up"
-_MARK = "(?P<mark>running|released|paused) (?P<run>[0-9a-f]{8})"
-_ORIGIN = r"(?P<topic_id>[A-Za-z0-9_-]*)@(?P<start>[0-9]{1,19})"
-_OWED = "(?P<owed>[0-9,-]*)"
-_LIVE = (  # as version 0.1.0 wrote them, and as they are written now
-    re.compile(f"kl1 {_MARK} ?{_OWED}"),
-    re.compile(f"kl2 {_MARK} {_ORIGIN}(?: {_OWED})?(?: again (?P<again>[0-9]+-[0-9]+))?"),
+_VERSION = "kl1"
+_NEWER = re.compile("kl(?:[2-9]|[1-9][0-9]+) ")
+_NO_ORIGIN = "@-"
+# What follows the ranges refers to a table, so it needs an origin: `(?(start)…)`
+_ORIGIN = f"(?:{_NO_ORIGIN}|(?P<topic_id>[A-Za-z0-9_-]*)@(?P<start>[0-9]{{1,19}}))"
+_LIVE = re.compile(
+    f"{_VERSION} (?P<mark>running|released|paused) (?P<run>[0-9a-f]{{8}}) {_ORIGIN}(?: (?P<owed>[0-9,-]+))?"
+    "(?(start)(?: reprocess (?P<again>[0-9]+-[0-9]+))?)"
 )
-_DONE = (
-    re.compile("kl1 done ?(?P<done>[0-9,-]*)"),
-    re.compile(
-        f"kl2 done {_ORIGIN}(?: (?P<done>[0-9,-]*))?(?: told (?P<told>[0-9,-]+))?"
-        "(?: missing (?P<missing>[0-9,-]+))?(?: in (?P<target>[^ ]+))?"
-    ),
+_DONE = re.compile(
+    f"{_VERSION} done {_ORIGIN}(?: (?P<done>[0-9,-]+))?"
+    "(?(start)(?: written-off (?P<told>[0-9,-]+))?(?: missing (?P<missing>[0-9,-]+))?(?: target (?P<target>[^ ]+))?)"
 )
-
-_NEWER = re.compile("kl(?:[3-9]|[1-9][0-9]+) ")
 
 
 class ForeignCommitError(KafkaLivenessError):
@@ -113,7 +109,7 @@ class LiveMark:
     origin: Origin | None = field(default=None, compare=False)
 
     def encode(self) -> str:
-        """``kl2 running 0badcafe <topic id>@0 70-120,140-190``; ``kl1 …`` without an origin.
+        """``kl1 running 0badcafe <topic id>@0 70-120,140-190``; ``kl1 running 0badcafe @- 70-120`` without an origin.
 
         Debts that leave no room for the origin are written without it: such a commit vouches for nothing.
         """
@@ -124,11 +120,10 @@ class LiveMark:
         return len(self._text()) <= MAX_METADATA_BYTES
 
     def _text(self) -> str:
-        owed = _encode_spans(self.owed)
-        if self.origin is None:  # no table to ask, so nothing in it to be done again
-            return f"kl1 {self.mark.value} {self.run} {owed}".rstrip()
-        again = "" if self.again is None else f" again {self.again}"
-        return f"kl2 {self.mark.value} {self.run} {self.origin} {owed}".rstrip() + again
+        words = f"{_VERSION} {self.mark.value} {self.run} {_encode_origin(self.origin)}"
+        words += f" {_encode_spans(self.owed)}" if self.owed else ""
+        # Without an origin there is no table to ask, so nothing in it to be done again
+        return words if self.origin is None or self.again is None else f"{words} reprocess {self.again}"
 
     @classmethod
     def decode(cls, metadata: str) -> LiveMark | None:
@@ -150,7 +145,7 @@ class DoneLog:
 
     Attributes:
         reported: offsets that are accounted for without having been processed: forgiven, or lost and reported.
-        origin: whose offsets these are; None in what version 0.1.0 wrote.
+        origin: whose offsets these are; None where no table could be asked.
         target: where the rows go that the group answers for; None where nobody can be asked what is there.
         missing: committed offsets whose rows a run found missing; expired snapshots may be all that showed it.
         external: the commit of another client that replaced this log. The log counts as empty then.
@@ -188,7 +183,7 @@ class DoneLog:
         """The log after these offsets came to be owed again, though they were done, or told as lost, before.
 
         >>> DoneLog(watermark=120).without((Span(70, 100),)).encode()
-        'kl1 done 100-120'
+        'kl1 done @- 100-120'
         """
         done = difference((Span(0, self.watermark), *self.done), spans)
         watermark = done[0].end if done and done[0].start == 0 else 0
@@ -197,7 +192,7 @@ class DoneLog:
         return replace(self, watermark=watermark, done=done, reported=reported, missing=missing)
 
     def encode(self) -> str:
-        """``kl2 done <topic id>@0 150-160 told 30-40 in lake.shop.orders``; ``kl1 done 150-160`` without an origin.
+        """``kl1 done <topic id>@0 150-160 written-off 30-40 target lake.shop.orders``, or ``kl1 done @- 150-160``.
 
         What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
         not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are written as one.
@@ -215,12 +210,13 @@ class DoneLog:
         return text
 
     def _text(self, done: list[Span], reported: list[Span], missing: list[Span]) -> str:
+        words = f"{_VERSION} done {_encode_origin(self.origin)}"
+        words += f" {_encode_spans(done)}" if done else ""
         if self.origin is None:
-            return f"kl1 done {_encode_spans(done)}".rstrip()
-        words = f"kl2 done {self.origin} {_encode_spans(done)}".rstrip()
-        words += f" told {_encode_spans(reported)}" if reported else ""
+            return words
+        words += f" written-off {_encode_spans(reported)}" if reported else ""
         words += f" missing {_encode_spans(missing)}" if missing else ""
-        return words + (f" in {self.target}" if self.target else "")
+        return words + (f" target {self.target}" if self.target else "")
 
     @classmethod
     def decode(cls, offset: int | None, metadata: str) -> DoneLog:
@@ -275,13 +271,17 @@ def fits(owed: tuple[Span, ...], origin: Origin | None = None, again: Span | Non
     return LiveMark(Mark.RELEASED, "0" * 8, owed, again, origin).fits()
 
 
+def _encode_origin(origin: Origin | None) -> str:
+    return _NO_ORIGIN if origin is None else str(origin)
+
+
 def _encode_spans(spans: Sequence[Span]) -> str:
     return ",".join(map(str, spans))
 
 
-def _read(versions: Iterable[re.Pattern[str]], metadata: str) -> dict[str, str]:
-    """The parts of a text that it has, in whichever version it was written."""
-    found = next((match for version in versions if (match := version.fullmatch(metadata))), None)
+def _read(form: re.Pattern[str], metadata: str) -> dict[str, str]:
+    """The parts of a text that it has."""
+    found = form.fullmatch(metadata)
     if found is None:
         raise _foreign(metadata)
     return {name: part for name, part in found.groupdict().items() if part is not None}

@@ -29,22 +29,22 @@ class LeaveReason(Coded):
     CANCELED = "left because its run was canceled"
     POLL_TIMEOUT = "left by poll timeout"
     CRASHED = "crashed"
-    SILENT = "stopped sending heartbeats"
+    UNRESPONSIVE = "stopped sending heartbeats"
     """Its run is in progress, the group is without it and it did not say why: frozen, cut off, or killed unnoticed."""
-    LOST = "lost its partitions"
-    DISCONNECTED = "had no answer from a broker for longer than its session timeout"
+    PARTITIONS_LOST = "lost its partitions"
+    BROKERS_UNAVAILABLE = "had no answer from a broker for longer than its session timeout"
     INTERRUPTED = "was ended by a signal to its process"
     """SIGTERM or Ctrl-C, and nobody canceled the run: a host that shuts down, a pod that is moved, a service that is
     stopped. It released its partitions."""
     UNRELEASED = "was ended by a signal to its process, and could not release its partitions"
     STATIC = "ended, and holds its partitions as a static member until its session times out"
-    OUT_OF_TIME = "left because nothing is left of its dagster/max_runtime"
+    MAX_RUNTIME_REACHED = "left because nothing is left of its dagster/max_runtime"
     REPLACED = "was put out by another consumer with its group.instance.id"
     UNEXPLAINED = "left for no known reason"
     """It is back and did not say why it was away, or it is no Dagster run."""
-    UNKNOWN = "left"
+    EXTERNAL_CLIENT = "left"
     """Of a foreign member nobody knows why."""
-    ELSEWHERE = "of another Dagster instance left"
+    OTHER_INSTANCE = "of another Dagster instance left"
     """Its own instance's sensor knows why; what it gave up others have taken."""
 
     @property
@@ -54,7 +54,7 @@ class LeaveReason(Coded):
             LeaveReason.GRACEFUL,
             LeaveReason.CANCELED,
             LeaveReason.STATIC,
-            LeaveReason.ELSEWHERE,
+            LeaveReason.OTHER_INSTANCE,
             LeaveReason.INTERRUPTED,
         )
 
@@ -91,7 +91,7 @@ class MemberLeft:
     """The same run was a member again by then."""
 
     def __str__(self) -> str:
-        who = _who(self.run, foreign=self.reason is LeaveReason.UNKNOWN)
+        who = _who(self.run, foreign=self.reason is LeaveReason.EXTERNAL_CLIENT)
         had = f"; it had {_names(self.partitions)}" if self.partitions else ""
         return f"{who} {self.reason.value}{' and came back between two looks' if self.is_back else ''}{had}"
 

@@ -31,7 +31,7 @@ _GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _AWAY = ". It joins again with its next poll; its log says what took so long"
 _RESTORE = "Restore it, or set on_missing_rows='crash_lag' and backfill"
-_REJOINS = (LeaveReason.POLL_TIMEOUT, LeaveReason.LOST, LeaveReason.DISCONNECTED)
+_REJOINS = (LeaveReason.POLL_TIMEOUT, LeaveReason.PARTITIONS_LOST, LeaveReason.BROKERS_UNAVAILABLE)
 _NOBODY = ". The group's sensor starts live runs: is it switched on?"
 
 
@@ -79,7 +79,7 @@ def group_alive(
     at_work = {member.name for member in seen.members} | (marks - set(left))
     absent = [run for run in in_progress if run not in at_work and run not in left]
     late = [run for run in absent if ages_seconds.get(run, 0.0) >= ghost_after_seconds]
-    ghosts = [*(run for run, reason in left.items() if reason is LeaveReason.SILENT), *late]
+    ghosts = [*(run for run, reason in left.items() if reason is LeaveReason.UNRESPONSIVE), *late]
     away = {run: reason for run, reason in left.items() if reason in _REJOINS}
     coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
     ended = next((r for r, known in seen.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None)

@@ -22,7 +22,7 @@ class FenceReason(Coded):
     POLL_TIMEOUT = "the batch took longer than its process timeout"
     PARTITIONS_LOST = "the group took this member for dead and gave its partitions to others"
     REPLACED = "another consumer uses the same group.instance.id"
-    RUN_BUDGET_SPENT = "nothing is left of the run's dagster/max_runtime"
+    MAX_RUNTIME_REACHED = "nothing is left of the run's dagster/max_runtime"
     RUN_CANCELED = "the Dagster run was canceled"
     RUN_ENDED = "the Dagster run is no longer in progress"
     ORPHANED = "the run worker that started this step is gone"
@@ -71,7 +71,6 @@ RETRIED = "the batch is retried with the next poll, or by the next owner of its 
 
 
 _BACK = "back"
-_ONCE_BACK = "a member again after: "
 
 
 @dataclass(frozen=True)
@@ -91,19 +90,14 @@ class Away:
 
     @classmethod
     def decode(cls, text: str) -> Away | None:
-        """Read a tag; None for no text, and for another version's that means nothing here.
+        """Read the value of a tag. Return None for an empty text, and for a code that this version does not have.
 
-        The first versions wrote the sentence, and a run of theirs may be at work while the sensor is of this one.
-
-        >>> Away.decode("poll-timeout back") == Away.decode(f"a member again after: {FenceReason.POLL_TIMEOUT.value}")
-        True
+        >>> Away.decode("poll-timeout back").is_back, Away.decode("abducted")
+        (True, None)
         """
         code, _, back = text.partition(" ")
-        if (reason := FenceReason.of_code(code)) is not None and back in ("", _BACK):
-            return cls(reason, is_back=bool(back))
-        sentence = text.removeprefix(_ONCE_BACK)
-        of_sentence = next((reason for reason in FenceReason if reason.value == sentence), None)
-        return None if of_sentence is None else cls(of_sentence, is_back=sentence != text)
+        reason = FenceReason.of_code(code)
+        return None if reason is None or back not in ("", _BACK) else cls(reason, is_back=bool(back))
 
 
 class RunState(Enum):
@@ -175,7 +169,7 @@ def reason_to_fence(timer: PollTimer, seen: Surroundings, now_ms: int) -> FenceR
         # Rule 3: a run that ended or was deleted owns nothing
         (seen.run is RunState.ENDED, FenceReason.RUN_ENDED),
         # Rule 4: Dagster is about to end the run; leave before it does
-        (timer.run_expired(now_ms), FenceReason.RUN_BUDGET_SPENT),
+        (timer.run_expired(now_ms), FenceReason.MAX_RUNTIME_REACHED),
         # Rule 5: KIP-62
         (timer.expired(now_ms), FenceReason.POLL_TIMEOUT),
     )

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 _OLDEST_PARTS = 10
 _FENCED = {
     FenceReason.POLL_TIMEOUT: LeaveReason.POLL_TIMEOUT,
-    FenceReason.PARTITIONS_LOST: LeaveReason.LOST,
-    FenceReason.BROKERS_UNAVAILABLE: LeaveReason.DISCONNECTED,
+    FenceReason.PARTITIONS_LOST: LeaveReason.PARTITIONS_LOST,
+    FenceReason.BROKERS_UNAVAILABLE: LeaveReason.BROKERS_UNAVAILABLE,
     FenceReason.REPLACED: LeaveReason.REPLACED,
-    FenceReason.RUN_BUDGET_SPENT: LeaveReason.OUT_OF_TIME,
+    FenceReason.MAX_RUNTIME_REACHED: LeaveReason.MAX_RUNTIME_REACHED,
     FenceReason.RUN_CANCELED: LeaveReason.CANCELED,
     FenceReason.ORPHANED: LeaveReason.CRASHED,
     FenceReason.CLOSED: LeaveReason.CRASHED,  # by an error: in good order it would have released its partitions
@@ -272,7 +272,7 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
     """Why a run's ``running`` mark stands alone."""
     # Rule 1: a run that is over owns nothing, though the broker may list it until its session times out
     if run.fate is RunFate.SUCCEEDED:
-        return LeaveReason.LOST
+        return LeaveReason.PARTITIONS_LOST
     if run.fate in (RunFate.FAILED, RunFate.CANCELED) or run.process is Word.GONE:
         by_signal = run.is_interrupted and run.fate is not RunFate.CANCELED
         return LeaveReason.UNRELEASED if by_signal else LeaveReason.CRASHED
@@ -282,8 +282,8 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
     # Rule 3: at work but not a member. Its watchdog took it out and said so, or it could not say anything
     if run.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING):
         if run.away is None or run.away.is_back:
-            return LeaveReason.SILENT
-        return _FENCED.get(run.away.reason, LeaveReason.SILENT)
+            return LeaveReason.UNRESPONSIVE
+        return _FENCED.get(run.away.reason, LeaveReason.UNRESPONSIVE)
     # Rule 4: no such run, no such member: deleted, or a script that died
     return LeaveReason.CRASHED
 
@@ -315,7 +315,7 @@ def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
     if why is not None and why in _FENCED:
         return _FENCED[why]
     # Rule 3: a run that is away and says nothing cannot; of one that is back, and of scripts, nobody knows
-    return LeaveReason.SILENT if run.fate is RunFate.IN_PROGRESS and not is_back else LeaveReason.UNEXPLAINED
+    return LeaveReason.UNRESPONSIVE if run.fate is RunFate.IN_PROGRESS and not is_back else LeaveReason.UNEXPLAINED
 
 
 def is_due_a_partition(partitions: int, others: Iterable[int]) -> bool:

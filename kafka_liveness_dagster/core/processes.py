@@ -19,7 +19,7 @@ BEAT_SECONDS = 30.0
 """How often a run gives a sign of life."""
 _VERSION = "1"
 _NOTHING = "-"
-_OVER = "over"
+_OVER = "ended"
 _SERVER_LEAD_SECONDS = 30.0
 
 

@@ -153,10 +153,10 @@ def _gone(before: Memory, seen: GroupSnapshot, announced: Container[str]) -> lis
 def _departure(was: Remembered, seen: GroupSnapshot) -> MemberLeft:
     """Why one that left no marks is gone."""
     if was.is_foreign:
-        return MemberLeft(was.name, LeaveReason.UNKNOWN, ())
+        return MemberLeft(was.name, LeaveReason.EXTERNAL_CLIENT, ())
     is_back = was.name in seen.listed
     if was.is_elsewhere:
-        return MemberLeft(was.name, LeaveReason.ELSEWHERE, (), is_back)
+        return MemberLeft(was.name, LeaveReason.OTHER_INSTANCE, (), is_back)
     run = seen.runs.get(was.name, Run(RunFate.UNKNOWN))
     return MemberLeft(was.name, reason_without_marks(run, is_back=is_back), (), is_back)
 

@@ -242,7 +242,7 @@ class PartitionFacts:
     def _word(self) -> tuple[Span, ...]:
         """What the last commit says is done: all of the group's life below it but what it owes.
 
-        Version 0.1.0 did not say where that began.
+        A lane without a table does not say where that began.
         """
         if self.mark is None or self.committed is None:
             return ()

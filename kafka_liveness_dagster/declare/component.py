@@ -35,7 +35,6 @@ from kafka_liveness_dagster.resources.spark import SparkConnectResource
 from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
 from kafka_liveness_dagster.settings.declared import named, refusal
 from kafka_liveness_dagster.settings.groups import (
-    ONLY_IN_PYTHON,
     Batching,
     Completeness,
     CrashLag,
@@ -47,7 +46,6 @@ from kafka_liveness_dagster.settings.groups import (
     Sensor,
 )
 from kafka_liveness_dagster.settings.kinds import AssetName, several
-from kafka_liveness_dagster.settings.moved import MOVED, in_yaml
 from kafka_liveness_dagster.settings.windows import Every
 from kafka_liveness_dagster.spark.query import query
 
@@ -225,14 +223,6 @@ def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
 
     class WithOneTransform(model):  # type: ignore[misc, valid-type]
         model_config = ConfigDict(json_schema_extra=extra)
-
-        @model_validator(mode="before")
-        @classmethod
-        def _where_it_was(cls, given: Any) -> Any:
-            if isinstance(given, dict):
-                was_flat = {name: given[name] for name in MOVED if name in given and name not in ONLY_IN_PYTHON}
-                KafkaAssetSettings.refuse_unknown(was_flat, cls.model_fields, _whose(given), in_yaml)
-            return given
 
         @model_validator(mode="after")
         def _one_transform(self) -> Self:

@@ -43,7 +43,7 @@ class Launch:
 
 def mark_option(mark: str) -> str:
     """The Java option that carries the mark; it means nothing to Java."""
-    return f"-Dkafka_liveness.mark={mark}"
+    return f"-Dkafka_liveness.process_marker={mark}"
 
 
 def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:

@@ -178,7 +178,7 @@ def _is_up(home: Path, name: str, one: Started) -> bool:
 
 
 def _find(home: Path, name: str, one: Started) -> psutil.Process | None:
-    return process.find(one.pid, one.mark, state.folder_of(home, name))
+    return process.find(one.pid, one.process_marker, state.folder_of(home, name))
 
 
 def _services(home: Path) -> Services:

@@ -59,11 +59,11 @@ class Start:
     def _plan(self, name: str) -> Started:
         """Settle the port before anything is started, and end what is there but does not answer."""
         former = state.read(self.home).get(name)
-        if former and (deaf := process.find(former.pid, former.mark, state.folder_of(self.home, name))):
+        if former and (deaf := process.find(former.pid, former.process_marker, state.folder_of(self.home, name))):
             process.end([deaf])
         return Started(
             port=_port(name, self.ports.get(name), former),
-            mark=secrets.token_hex(8),
+            process_marker=secrets.token_hex(8),
             token=former.token if former else secrets.token_urlsafe(24),
         )
 
@@ -75,8 +75,10 @@ class Start:
 
     def _launch(self, name: str, one: Started) -> process.Launch:
         if name == "kafka":
-            return broker.launch(self.home, one.port, one.mark, self.show)
-        return spark_connect.launch(self.home, one.port, one.token, one.mark, self.show, cores=self.spark_cores)
+            return broker.launch(self.home, one.port, one.process_marker, self.show)
+        return spark_connect.launch(
+            self.home, one.port, one.token, one.process_marker, self.show, cores=self.spark_cores
+        )
 
     def _wait(self) -> None:
         seconds = process.start_seconds()

@@ -29,7 +29,7 @@ class Started:
 
     port: int
     pid: int | None = None
-    mark: str = ""
+    process_marker: str = ""
     """On the command line of the process, so that no other program's pid is mistaken for it."""
     ready: bool = False
     token: str = ""

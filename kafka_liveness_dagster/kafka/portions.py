@@ -3,7 +3,7 @@
 With 30 bytes of metadata each, 10,000 partitions were refused as "Unknown broker error"; with 4,000 bytes 300 would be.
 
 >>> from confluent_kafka import TopicPartition
->>> tokens = [TopicPartition("orders", p, 120, "kl1 running 0badcafe 70-120" + ",140-190" * 450) for p in range(300)]
+>>> tokens = [TopicPartition("orders", p, 120, "kl1 running 0badcafe @- 70-120" + ",140-190" * 450) for p in range(300)]
 >>> [len(portion) for portion in portions(tokens, "orders-etl")]
 [133, 133, 34]
 """

@@ -240,7 +240,7 @@ def _with_missing(facts: PartitionFacts, found: tuple[Span, ...]) -> DoneLog:
 
 
 def _origin(facts: PartitionFacts) -> Origin:
-    # Of what version 0.1.0 committed nobody knows where it began: nothing below is held against the table
+    # Commits without an origin do not say where the group's life began: nothing below is held against the table
     return facts.second.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
 
 

@@ -46,7 +46,7 @@ class Waiting:
         if why and self._since is None:
             self._since = now
             self._storage.log.info("waits for partitions: %s; the others finish their batches first", why)
-            self._tag(f"waits for partitions: {why}")
+            self._tag(f"partitions: {why}")
         was_held_up, self._is_held_up = self._is_held_up, self._consumer.is_held_up()
         if self._is_held_up and not was_held_up:
             self._since = now

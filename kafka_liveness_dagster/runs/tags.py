@@ -29,16 +29,19 @@ if TYPE_CHECKING:
 MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
-CAUSE_TAG = "kafka_liveness/cause"  # in words
+CAUSE_TAG = "kafka_liveness/started_because"  # in words
 LAG = "lag"  # the cause of a run that nobody's departure started
-CAUSE_RUN_TAG = "kafka_liveness/cause_run"  # the 8 digits of the first run that it is about
-FENCED_TAG = "kafka_liveness/fenced"
-LEFT_TAG = "kafka_liveness/left"  # its consumer was closed: that is how every run ends
-WAITS_TAG = "kafka_liveness/waits_for"
-PROCESS_TAG = "kafka_liveness/process"
-AWAY_TAG = "kafka_liveness/away_seconds"
-COMMITTED_TAG = "kafka_liveness/committed"
-STEP_TAG = "kafka_liveness/step"  # the key of the lane's step
+WAITS_TAG = "kafka_liveness/waiting_for"
+# The key of the lane's step. Not hidden: a run of selected steps that the UI repeats loses hidden tags
+STEP_TAG = "kafka_liveness/step"
+# Dagster's UI hides keys with this prefix. A key has one namespace, so a dot follows the package's name
+_HIDDEN = ".dagster/kafka_liveness."
+CAUSE_RUN_TAG = f"{_HIDDEN}started_because_of_run"  # the 8 digits of the first run that it is about
+FENCED_TAG = f"{_HIDDEN}fence_reason"
+LEFT_TAG = f"{_HIDDEN}leave_reason"  # its consumer was closed: that is how every run ends
+PROCESS_TAG = f"{_HIDDEN}heartbeat"
+AWAY_TAG = f"{_HIDDEN}max_absence_seconds"
+COMMITTED_TAG = f"{_HIDDEN}committed"
 PARTITION_TAG = "dagster/partition"
 BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
@@ -65,7 +68,7 @@ def place_tag(group_id: str) -> str:
 
     A tag for each group: a run may consume for several. Dagster refuses keys of other letters than a group id may have.
     """
-    return f"kafka_liveness/place-{crc32(group_id.encode()):08x}"
+    return f"{_HIDDEN}instance_id-{crc32(group_id.encode()):08x}"
 
 
 def unfinished(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:

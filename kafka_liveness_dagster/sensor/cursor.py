@@ -4,58 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.ghosts import Absence
 from kafka_liveness_dagster.core.group_snapshot import GroupState  # noqa: TC001 - pydantic reads it
-from kafka_liveness_dagster.core.run_marks import is_run_mark
 from kafka_liveness_dagster.core.watch import MAX_ABSENT, Memory, Remembered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import dagster as dg
-
-_FIRST_REASONS = (  # in the order of the first versions, which stored the place of a reason in it
-    "graceful",
-    "canceled",
-    "poll-timeout",
-    "crashed",
-    "silent",
-    "lost",
-    "static",
-    "out-of-time",
-    "replaced",
-    "unexplained",
-    "unknown",
-    "elsewhere",
-)
-
-
-class _FirstForm(BaseModel):
-    """Where the first versions kept what has fields of its own today.
-
-    Attributes:
-        members: key -> name; of another Dagster instance's run with a star behind it.
-        told: departures, each the 8 digits of its run and the place of its reason.
-    """
-
-    members: dict[str, str] = {}
-    told: str = ""
-
-    def today(self) -> dict[str, dict[str, str]]:
-        """Those that are there, in today's fields."""
-        fields: dict[str, dict[str, str]] = {}
-        for key, name in self.members.items():
-            run = name.removesuffix("*")
-            kind = "foreign" if not is_run_mark(run) else "elsewhere" if name != run else "runs"
-            fields.setdefault(kind, {})[key] = name if kind == "foreign" else run
-        departures = [(self.told[at : at + 8], self.told[at + 8 : at + 9]) for at in range(0, len(self.told), 9)]
-        for place, code in enumerate(_FIRST_REASONS):
-            if runs := [run for run, letter in departures if letter == f"{place:x}"]:
-                fields.setdefault("left", {})[code] = " ".join(runs)
-        return fields
 
 
 class ToldWindows(NamedTuple):
@@ -80,71 +39,71 @@ class ToldWindows(NamedTuple):
 
 
 class GroupCursor(BaseModel, frozen=True):
-    """Stored with every tick, so it stays at about 2 kB.
+    """What a tick leaves for the next one. Dagster stores it with every tick, so it stays at about 2 kB.
 
     Attributes:
         observed_at: when the group was last observed on its topic asset, seconds since the epoch.
-        epoch: when this memory began, 0 before the first look; with ``events`` it names the requests that answer them.
-        events: how many events were told so far.
-        outcomes: of the checks as they were stored last, in a letter each.
-        checked_at: when, seconds since the epoch.
-        judged_of: the number of the last materialization before that.
-        owed: which ranges were owed when Dagster was asked last which of them have partitions, as a number; 0 for none.
-        told_to: the end of the last window of time that was dealt with, in seconds since the epoch; this and the next
-            four are those of ``ToldWindows``.
-        state: of the group, None before the first look; this and the rest are ``core.watch.Memory``'s.
-        runs: names of its members by their keys, and so are the next two.
-        elsewhere: those that are runs of another Dagster instance.
-        foreign: those that are no runs.
-        left: departures that were told: the runs of each reason, by its code, with blanks between them.
+        started_at: when this memory began, 0 before the first tick; with ``event_count`` it is in run keys.
+        event_count: how many events were reported.
+        check_outcomes: of the checks that were stored last, one letter each.
+        checks_stored_at: when, seconds since the epoch.
+        checked_materialization: the storage id of the last materialization before that.
+        pending_hash: of the pending ranges whose partitions were last read from Dagster; 0 for none.
+        windows_done_until: the end of the last window that was processed, in seconds since the epoch; this and the next
+            four are the fields of ``ToldWindows``.
+        group_state: None before the first tick; this and the rest are the fields of ``core.watch.Memory``.
+        member_runs: names of the members by their keys, and so are the next two.
+        other_instance_runs: members that are runs of another Dagster instance.
+        external_members: members that are no runs.
+        reported_departures: the runs of each reason, by its code, separated by blanks.
     """
 
     observed_at: float = 0.0
-    epoch: int = 0
-    events: int = 0
-    outcomes: str = ""
-    checked_at: float = 0.0
-    judged_of: int = 0
-    owed: int = 0
-    told_to: float = 0.0
-    watched: float = 0.0
-    late_seen: int = 0
-    windows: str = ""
-    first: float = 0.0
-    state: GroupState | None = None
-    runs: dict[str, str] = {}
-    elsewhere: dict[str, str] = {}
-    foreign: dict[str, str] = {}
-    left: dict[str, str] = {}
-    dealt: str = ""
+    started_at: int = 0
+    event_count: int = 0
+    check_outcomes: str = ""
+    checks_stored_at: float = 0.0
+    checked_materialization: int = 0
+    pending_hash: int = 0
+    windows_done_until: float = 0.0
+    windows_watched_since: float = 0.0
+    last_late_event: int = 0
+    windows_identity: str = ""
+    first_window_start: float = 0.0
+    group_state: GroupState | None = None
+    member_runs: dict[str, str] = {}
+    other_instance_runs: dict[str, str] = {}
+    external_members: dict[str, str] = {}
+    reported_departures: dict[str, str] = {}
+    assignment_hash: str = ""
     rebalancing_since: float | None = None
-    absent: dict[str, tuple[int, int, int | None, bool]] = {}
-    forgotten: tuple[str, ...] = ()
-    looked_at: float = 0.0
+    absent_runs: dict[str, tuple[int, int, int | None, bool]] = {}
+    forgotten_ranges: tuple[str, ...] = ()
+    last_tick_at: float = 0.0
 
     @property
     def memory(self) -> Memory | None:
         """What ``core.watch`` left behind, None before the first look."""
-        if self.state is None:
+        if self.group_state is None:
             return None
         return Memory(
-            self.state,
+            self.group_state,
             {
-                **{key: Remembered(name) for key, name in self.runs.items()},
-                **{key: Remembered(name, is_elsewhere=True) for key, name in self.elsewhere.items()},
-                **{key: Remembered(name, is_foreign=True) for key, name in self.foreign.items()},
+                **{key: Remembered(name) for key, name in self.member_runs.items()},
+                **{key: Remembered(name, is_elsewhere=True) for key, name in self.other_instance_runs.items()},
+                **{key: Remembered(name, is_foreign=True) for key, name in self.external_members.items()},
             },
             {
                 run: reason
-                for code, runs in self.left.items()
+                for code, runs in self.reported_departures.items()
                 if (reason := LeaveReason.of_code(code)) is not None
                 for run in runs.split()
             },
-            self.dealt,
+            self.assignment_hash,
             self.rebalancing_since,
-            {run: Absence(*one) for run, one in self.absent.items()},
-            self.forgotten,
-            self.looked_at,
+            {run: Absence(*one) for run, one in self.absent_runs.items()},
+            self.forgotten_ranges,
+            self.last_tick_at,
         )
 
     @classmethod
@@ -153,41 +112,35 @@ class GroupCursor(BaseModel, frozen=True):
         memory: Memory,
         *,
         observed_at: float,
-        epoch: int,
-        events: int,
-        outcomes: str = "",
-        checked_at: float = 0.0,
-        judged_of: int = 0,
-        owed: int = 0,
+        started_at: int,
+        event_count: int,
+        check_outcomes: str = "",
+        checks_stored_at: float = 0.0,
+        checked_materialization: int = 0,
+        pending_hash: int = 0,
         told: ToldWindows | None = None,
     ) -> GroupCursor:
         """The cursor that keeps a memory."""
         return cls(
             observed_at=observed_at,
-            epoch=epoch,
-            events=events,
-            outcomes=outcomes,
-            checked_at=checked_at,
-            judged_of=judged_of,
-            owed=owed,
+            started_at=started_at,
+            event_count=event_count,
+            check_outcomes=check_outcomes,
+            checks_stored_at=checks_stored_at,
+            checked_materialization=checked_materialization,
+            pending_hash=pending_hash,
             **({} if told is None else _of_windows(told)),
-            state=memory.state,
-            runs=_names(memory),
-            elsewhere=_names(memory, is_elsewhere=True),
-            foreign=_names(memory, is_foreign=True),
-            left=_by_code(memory.announced),
-            dealt=memory.dealt,
+            group_state=memory.state,
+            member_runs=_names(memory),
+            other_instance_runs=_names(memory, is_elsewhere=True),
+            external_members=_names(memory, is_foreign=True),
+            reported_departures=_by_code(memory.announced),
+            assignment_hash=memory.dealt,
             rebalancing_since=memory.rebalancing_since,
-            absent=dict(list(map(_absence, memory.absent.items()))[-MAX_ABSENT:]),  # the oldest are the last
-            forgotten=memory.forgotten,
-            looked_at=round(memory.looked_at),
+            absent_runs=dict(list(map(_absence, memory.absent.items()))[-MAX_ABSENT:]),  # the oldest are the last
+            forgotten_ranges=memory.forgotten,
+            last_tick_at=round(memory.looked_at),
         )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_first_versions(cls, cursor: Any) -> Any:
-        """What was told before an upgrade is not told again."""
-        return cursor | _FirstForm.model_validate(cursor).today() if isinstance(cursor, dict) else cursor
 
     @classmethod
     def decode(cls, cursor: str | None) -> GroupCursor:
@@ -199,20 +152,20 @@ class GroupCursor(BaseModel, frozen=True):
 
     def as_of(self, now: float) -> GroupCursor:
         """The same for a clock that was set back since: nothing waits for a moment that was past already."""
-        if max(self.observed_at, self.checked_at, self.looked_at) <= now + 1:  # which is rounded
+        if max(self.observed_at, self.checks_stored_at, self.last_tick_at) <= now + 1:  # which is rounded
             return self
         since = self.rebalancing_since
         return self.model_copy(
             update={
                 "observed_at": 0.0,
-                "checked_at": min(self.checked_at, now),
-                "watched": min(self.watched, now),
+                "checks_stored_at": min(self.checks_stored_at, now),
+                "windows_watched_since": min(self.windows_watched_since, now),
                 "rebalancing_since": None if since is None else min(since, now),
-                "absent": {
+                "absent_runs": {
                     run: (min(at, int(now)), min(heard, int(now)), *rest)
-                    for run, (at, heard, *rest) in self.absent.items()
+                    for run, (at, heard, *rest) in self.absent_runs.items()
                 },
-                "looked_at": min(self.looked_at, now),
+                "last_tick_at": min(self.last_tick_at, now),
             }
         )
 
@@ -223,11 +176,11 @@ class GroupCursor(BaseModel, frozen=True):
 
 def _of_windows(told: ToldWindows) -> dict[str, Any]:
     return {
-        "told_to": told.told_to,
-        "watched": round(told.watched),
-        "late_seen": told.late_seen,
-        "windows": told.identity,
-        "first": told.first,
+        "windows_done_until": told.told_to,
+        "windows_watched_since": round(told.watched),
+        "last_late_event": told.late_seen,
+        "windows_identity": told.identity,
+        "first_window_start": told.first,
     }
 
 

@@ -43,7 +43,7 @@ class EventHook:
             name = identity(event)
             met[name] += 1
             # Not the event's place among the others: a tick that is repeated may see more of them
-            key = f"{self.sensor_name} {cursor.epoch}.{cursor.events} {name} {met[name]}"
+            key = f"{self.sensor_name} {cursor.started_at}.{cursor.event_count} {name} {met[name]}"
             try:
                 requests += self._asked(event, key)
             except Exception as error:

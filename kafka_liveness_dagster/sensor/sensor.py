@@ -155,23 +155,24 @@ class _Watch:
         instance = context.instance
         now = time.time()
         cursor = GroupCursor.decode(context.cursor).as_of(now)
-        for commit_log in (self.group_id, *([self.group_id + CATCH_UP_SUFFIX] if cursor.owed else [])):
+        for commit_log in (self.group_id, *([self.group_id + CATCH_UP_SUFFIX] if cursor.pending_hash else [])):
             cluster.meet(commit_log)
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
         newest = self.checks.newest(instance, now) if self.checks else 0
-        forgotten = are_forgotten(newest, cursor.judged_of, cursor.checked_at, now)
+        forgotten = are_forgotten(newest, cursor.checked_materialization, cursor.checks_stored_at, now)
         windows = self.windows.known(instance, cursor, now) if self.windows else ToldWindows()
         tells = self.windows is not None and self.windows.is_due(windows, now)
         # Dagster first: a range that is materialised between the two looks must not come back as a new partition
-        known = self._keys(instance) if is_due and cursor.owed else None
+        known = self._keys(instance) if is_due and cursor.pending_hash else None
         look = self._look(cluster, instance, table, must_ask=is_due or forgotten or tells)
-        if known is None and look.owed_now not in {0, cursor.owed}:
+        if known is None and look.owed_now not in {0, cursor.pending_hash}:
             known = self._keys(instance)
             look = self._look(cluster, instance, table, must_ask=forgotten or tells)
         events, memory = changes(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
         keys = [] if known is None else new_keys(look.owed, known.existing, known.materialized)
         events += [CrashLagFound(key, range_of(key).size) for key in keys]
-        observe = bool(events) or is_due or cursor.forgotten != memory.forgotten  # done now: the check may pass again
+        # Ranges that are no longer forgotten: the check may pass again
+        observe = bool(events) or is_due or cursor.forgotten_ranges != memory.forgotten
         for line in look.external if observe else ():
             context.log.warning("group %s: %s", self.group_id, line)
         answers, failed = self.answers.to(events, cursor, context.log)
@@ -184,7 +185,7 @@ class _Watch:
             known = self._keys(instance)
         missing = known.missing if known else []
         judged: Sequence[dg.AssetCheckEvaluation] = ()
-        outcomes, checked_at = cursor.outcomes, cursor.checked_at
+        outcomes, checked_at = cursor.check_outcomes, cursor.checks_stored_at
         if self.checks is not None and (observe or forgotten):
             asked = table is None or table.asked  # a look that is stored must say whether rows are missing
             judged = self.checks.evaluate(
@@ -227,13 +228,13 @@ class _Watch:
             cursor=GroupCursor.of(
                 memory,
                 observed_at=now if is_due else cursor.observed_at,
-                events=cursor.events + len(events),
-                outcomes=outcomes,
-                checked_at=checked_at,
-                judged_of=max(newest, cursor.judged_of) if judged else cursor.judged_of,
-                owed=look.owed_now,
+                event_count=cursor.event_count + len(events),
+                check_outcomes=outcomes,
+                checks_stored_at=checked_at,
+                checked_materialization=max(newest if judged else 0, cursor.checked_materialization),
+                pending_hash=look.owed_now,
                 told=windows,
-                epoch=cursor.epoch or int(now),
+                started_at=cursor.started_at or int(now),
             ).encode(),
         )
 

@@ -42,9 +42,14 @@ class WindowWatch:
 
     def known(self, instance: dg.DagsterInstance, cursor: GroupCursor, now: float) -> ToldWindows:
         """What was told before: by the cursor, or by Dagster, where it was reset or is of other windows."""
-        if cursor.windows == self.windows.identity and cursor.told_to <= now:
-            numbers = (cursor.told_to, cursor.watched, cursor.late_seen, cursor.windows)
-            return ToldWindows((), *numbers, first=cursor.first)
+        if cursor.windows_identity == self.windows.identity and cursor.windows_done_until <= now:
+            numbers = (
+                cursor.windows_done_until,
+                cursor.windows_watched_since,
+                cursor.last_late_event,
+                cursor.windows_identity,
+            )
+            return ToldWindows((), *numbers, first=cursor.first_window_start)
         told, until = instance.get_materialized_partitions(self.windows.key), 0.0
         for window in self.windows.ended(self.windows.begin, now, len(told)):
             if window.key not in told:

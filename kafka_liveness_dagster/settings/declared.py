@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import shown
 from kafka_liveness_dagster.settings.kinds import VARIABLES, WANTED
-from kafka_liveness_dagster.settings.moved import MOVED, in_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -84,35 +83,15 @@ class Declared(BaseModel):
         if found:
             raise InvalidSettingError("\n".join(found))
 
-    @classmethod
-    def refuse_unknown(
-        cls, given: Mapping[str, Any], known: Collection[str], whose: str, written: Callable[..., str] = in_python
-    ) -> None:
-        """Refuse what was not asked for: what has moved into a group with its new place, the rest with what is near.
+    @staticmethod
+    def refuse_unknown(given: Iterable[str], known: Collection[str], whose: str) -> None:
+        """Refuse names that are no settings. Each error suggests a setting with a similar name.
 
         Raises:
-            InvalidSettingError: with each that is no setting, or no longer one.
+            InvalidSettingError: with each unknown name.
         """
-        found, moved = [], cls._moved(given, known)
-        for group, names in moved.items():
-            kind, settings = cls.group(group), {MOVED[name][1]: given[name] for name in names}
-            new = written(group, kind.__name__ if kind else "", settings)
-            found.append(f"{' and '.join(names)} of {whose} {'have' if names[1:] else 'has'} moved: write {new}")
-        gone = {name for names in moved.values() for name in names}
-        found += [unknown(name, known, whose) for name in given if name not in known and name not in gone]
-        if found:
+        if found := [unknown(name, known, whose) for name in given if name not in known]:
             raise InvalidSettingError("\n".join(found))
-
-    @classmethod
-    def _moved(cls, given: Mapping[str, Any], known: Collection[str]) -> dict[str, list[str]]:
-        """By group, what of this has moved into it; a word for ``batching`` is what that once was."""
-        moved: dict[str, list[str]] = {}
-        for name, value in given.items():
-            group, setting = MOVED.get(name, ("", ""))
-            was_flat = name not in known or (name == group and isinstance(value, str))
-            if was_flat and cls.group(group) and setting in cls.uses.get(group, (setting,)):
-                moved.setdefault(group, []).append(name)
-        return moved
 
     @classmethod
     def group(cls, name: str) -> type[Declared] | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.spark.table import IcebergTable
 
-WROTE, HAD, SINCE = (f"kafka-liveness.{word}" for word in ("wrote", "had", "since"))
+WROTE, HAD, SINCE = (f"kafka-liveness.{word}" for word in ("written", "total", "total-as-of"))
 NEWEST = 128
 """Snapshots that ``newest`` gives: writers sum up more often than that."""
 _TEXTS = f"SELECT snapshot_id, parent_id, summary['{WROTE}'], summary['{HAD}'], summary['{SINCE}'] FROM {{}}"

@@ -235,9 +235,9 @@ def test_what_could_not_be_asked_is_never_well():
 
 def test_a_finding_for_programs():
     """Flat, with a word for the outcome."""
-    told = {"area": "kafka", "check": "sessions", "outcome": "fail", "found": "70", "advice": "120"}
+    told = {"area": "kafka", "check": "sessions", "outcome": "fail", "message": "70", "fix": "120"}
     assert Finding("kafka", "sessions", FAIL("70", "120")).as_json() == told
-    assert Finding("kafka", "sessions", OK("70")).as_json()["advice"] == ""
+    assert Finding("kafka", "sessions", OK("70")).as_json()["fix"] == ""
 
 
 def test_catalogs_are_found_by_their_settings():

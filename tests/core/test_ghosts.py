@@ -62,7 +62,7 @@ def test_a_process_that_is_gone_keeps_no_place():
     [
         pytest.param(LIVE, True, 24 * HOUR, id="a member, whatever its batch takes"),
         pytest.param(ticking(), False, 300, id="joins late: its broker, its table or its resources are slow"),
-        pytest.param(replace(LIVE, beat=None, away_seconds=None), False, 300, id="the same of an older version"),
+        pytest.param(replace(LIVE, beat=None, away_seconds=None), False, 300, id="the same without tags"),
         pytest.param(ticking(process=Word.THERE), False, 300, id="away after a poll timeout, in a long batch"),
         pytest.param(LIVE, False, 85, id="a broker's restart took it out; one sign of life is late"),
         pytest.param(replace(LIVE, started=False), False, 24 * HOUR, id="queued, or starting"),

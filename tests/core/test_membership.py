@@ -34,7 +34,7 @@ def snapshot(tp=P0, committed=70, mark=Mark.RUNNING, run=RUN, log_end=120, outst
 
 CUT_OFF, ENDED = Away(FenceReason.BROKERS_UNAVAILABLE), Away(FenceReason.INTERRUPTED)
 TIMED_OUT, OTHERS = Away(FenceReason.POLL_TIMEOUT), Away(FenceReason.PARTITIONS_LOST)
-CLOSED, SPENT = Away(FenceReason.CLOSED), Away(FenceReason.RUN_BUDGET_SPENT)
+CLOSED, SPENT = Away(FenceReason.CLOSED), Away(FenceReason.MAX_RUNTIME_REACHED)
 BACK = Away(FenceReason.POLL_TIMEOUT, is_back=True)
 STATIC, DYNAMIC = True, False
 AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
@@ -47,17 +47,23 @@ AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
         pytest.param(Mark.RUNNING, Run(AT_WORK), DYNAMIC, None, id="at work"),
         pytest.param(Mark.RUNNING, Run(AT_WORK, TIMED_OUT), None, LeaveReason.POLL_TIMEOUT, id="its watchdog left"),
         pytest.param(Mark.RUNNING, Run(AT_WORK, TIMED_OUT), DYNAMIC, None, id="it is back, whatever it said"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.LOST, id="others have its partitions"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK), None, LeaveReason.SILENT, id="frozen: it could not say anything"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, BACK), None, LeaveReason.SILENT, id="it was back, then it froze"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, CUT_OFF), None, LeaveReason.DISCONNECTED, id="its brokers were away"),
+        pytest.param(
+            Mark.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.PARTITIONS_LOST, id="others have its partitions"
+        ),
+        pytest.param(
+            Mark.RUNNING, Run(AT_WORK), None, LeaveReason.UNRESPONSIVE, id="frozen: it could not say anything"
+        ),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, BACK), None, LeaveReason.UNRESPONSIVE, id="it was back, then it froze"),
+        pytest.param(
+            Mark.RUNNING, Run(AT_WORK, CUT_OFF), None, LeaveReason.BROKERS_UNAVAILABLE, id="its brokers were away"
+        ),
         pytest.param(Mark.RUNNING, Run(RunFate.FAILED, ENDED), None, LeaveReason.UNRELEASED, id="SIGTERM, no broker"),
         pytest.param(Mark.RELEASED, Run(RunFate.FAILED, ENDED), None, LeaveReason.INTERRUPTED, id="SIGTERM"),
         pytest.param(
             Mark.RELEASED, Run(RunFate.CANCELED, ENDED), None, LeaveReason.CANCELED, id="a cancel, by SIGTERM"
         ),
         pytest.param(Mark.RUNNING, Run(AT_WORK, CLOSED), None, LeaveReason.CRASHED, id="an error ended its consumer"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.OUT_OF_TIME, id="no time left"),
+        pytest.param(Mark.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.MAX_RUNTIME_REACHED, id="no time left"),
         pytest.param(Mark.RUNNING, Run(RunFate.CANCELING), DYNAMIC, None, id="at work, not told of it yet"),
         pytest.param(Mark.RELEASED, Run(RunFate.CANCELING), None, LeaveReason.CANCELED, id="it will be canceled"),
         pytest.param(Mark.RUNNING, Run(RunFate.FAILED), None, LeaveReason.CRASHED, id="killed"),
@@ -65,7 +71,7 @@ AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
         pytest.param(Mark.RUNNING, Run(RunFate.CANCELED), None, LeaveReason.CRASHED, id="killed while it was canceled"),
         pytest.param(Mark.RUNNING, None, None, LeaveReason.CRASHED, id="its run was deleted"),
         pytest.param(Mark.RUNNING, None, DYNAMIC, None, id="a script that is alive"),
-        pytest.param(Mark.RUNNING, Run(OVER), None, LeaveReason.LOST, id="succeeded, yet never released"),
+        pytest.param(Mark.RUNNING, Run(OVER), None, LeaveReason.PARTITIONS_LOST, id="succeeded, yet never released"),
         pytest.param(Mark.RELEASED, Run(OVER), None, LeaveReason.GRACEFUL, id="done"),
         pytest.param(Mark.RELEASED, Run(AT_WORK), None, LeaveReason.GRACEFUL, id="done, Dagster not yet told"),
         pytest.param(Mark.RELEASED, Run(AT_WORK), DYNAMIC, None, id="gave this one up, is still a member"),
@@ -87,7 +93,7 @@ def test_why_a_member_is_gone(mark, run, member, reason):
 def test_what_others_call_a_fence():
     """A run that ended as it should has left nobody in the lurch."""
     assert [reason_of(one) for one in (CUT_OFF, TIMED_OUT, Away(FenceReason.RUN_ENDED))] == [
-        LeaveReason.DISCONNECTED,
+        LeaveReason.BROKERS_UNAVAILABLE,
         LeaveReason.POLL_TIMEOUT,
         None,
     ]

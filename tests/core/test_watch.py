@@ -94,7 +94,7 @@ def test_a_repeated_look_tells_the_same_again():
             LeaveReason.POLL_TIMEOUT,
             id="poll timeout",
         ),
-        pytest.param(AT_FIRST.partitions, AT_WORK, LeaveReason.SILENT, id="SIGSTOP"),
+        pytest.param(AT_FIRST.partitions, AT_WORK, LeaveReason.UNRESPONSIVE, id="SIGSTOP"),
         pytest.param(AT_FIRST.partitions, Run(RunFate.FAILED), LeaveReason.CRASHED, id="SIGKILL"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_run_of_another_dagster_instance_is_told_as_that():
     _, came, went = told(AT_FIRST, both, AT_FIRST)
     assert came[0] == MemberJoined(OTHER, (P1,), is_elsewhere=True)
     assert str(came[0]) == f"run {OTHER} of another Dagster instance joined with orders:1"
-    assert went[0] == MemberLeft(OTHER, LeaveReason.ELSEWHERE, ())
+    assert went[0] == MemberLeft(OTHER, LeaveReason.OTHER_INSTANCE, ())
     assert went[0].reason.in_good_order
     assert str(went[0]) == f"run {OTHER} of another Dagster instance left"
     crashed = replace(AT_FIRST, partitions=(commit(P0), commit(P1, OTHER)))
@@ -192,7 +192,7 @@ def test_a_run_of_another_dagster_instance_is_told_as_that():
         pytest.param(Run(RunFate.FAILED, Away(FenceReason.INTERRUPTED)), False, LeaveReason.INTERRUPTED, id="SIGTERM"),
         pytest.param(Run(RunFate.CANCELED), False, LeaveReason.CANCELED, id="canceled"),
         pytest.param(Run(RunFate.CANCELING), False, LeaveReason.CANCELED, id="about to be canceled"),
-        pytest.param(AT_WORK, False, LeaveReason.SILENT, id="SIGSTOP: it says nothing"),
+        pytest.param(AT_WORK, False, LeaveReason.UNRESPONSIVE, id="SIGSTOP: it says nothing"),
         pytest.param(
             replace(AT_WORK, away=Away(FenceReason.CLOSED)), False, LeaveReason.GRACEFUL, id="done, its run goes on"
         ),
@@ -241,7 +241,7 @@ def test_foreign_members_are_named_as_such():
     both = group(ours, java, commits=[commit(P0)])
     _, joined, left = told(AT_FIRST, both, AT_FIRST)
     assert joined == [MemberJoined(java.name, (P1,), is_foreign=True), RebalanceCompleted(2, None)]
-    assert left == [MemberLeft(java.name, LeaveReason.UNKNOWN, ()), RebalanceCompleted(1, None)]
+    assert left == [MemberLeft(java.name, LeaveReason.EXTERNAL_CLIENT, ()), RebalanceCompleted(1, None)]
     assert str(joined[0]) == "foreign member java-1 at 10.0.0.7 joined with orders:1"
 
 
@@ -250,7 +250,7 @@ def test_a_foreign_member_is_one_whatever_it_is_called(name):
     """A client id may be long, look like a run's digits, or end in a star."""
     java = member(name, "j-1", (P1,), is_foreign=True)
     both = group(member(partitions=(P0,)), java, commits=[commit(P0)])
-    assert told(both, AT_FIRST)[1][0] == MemberLeft(name, LeaveReason.UNKNOWN, ())
+    assert told(both, AT_FIRST)[1][0] == MemberLeft(name, LeaveReason.EXTERNAL_CLIENT, ())
 
 
 def test_a_rebalance_that_is_seen_has_a_beginning_an_end_and_a_length():
@@ -266,7 +266,7 @@ def test_a_group_that_is_deleted_is_told():
     """Empty and dead are two things: the second has no commits."""
     dead = replace(EMPTY, state=GroupState.DEAD)
     foreign = group(member("kcat at 10.0.0.7", is_foreign=True), runs={})
-    left = MemberLeft("kcat at 10.0.0.7", LeaveReason.UNKNOWN, ())
+    left = MemberLeft("kcat at 10.0.0.7", LeaveReason.EXTERNAL_CLIENT, ())
     assert told(foreign, EMPTY, dead, dead)[1:] == [[left, GroupEmptied()], [GroupDied()], []]
 
 
@@ -359,7 +359,7 @@ def test_words():
     assert str(MemberLeft(RUN, LeaveReason.CRASHED, ())) == f"run {RUN} crashed"
     back = MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (), is_back=True)
     assert str(back) == f"run {RUN} left by poll timeout and came back between two looks"
-    assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.UNKNOWN, (P0,))).startswith("foreign member kcat")
+    assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.EXTERNAL_CLIENT, (P0,))).startswith("foreign member kcat")
     assert str(RebalanceStarted(2)) == "a rebalance is under way, with 2 members"
     assert str(RebalanceCompleted(2, 7.4)) == "the partitions were dealt anew, among 2 members, which took about 7 s"
     assert str(RebalanceCompleted(1, None)) == "the partitions were dealt anew, among 1 member"

@@ -100,7 +100,7 @@ def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, mis
             id="a stranger's does not",
         ),
         pytest.param(
-            facts(120, LiveMark(Mark.RELEASED, RUN), None), [(0, 120)], [], id="no table: version 0.1.0's word"
+            facts(120, LiveMark(Mark.RELEASED, RUN), None), [(0, 120)], [], id="no table: the commit logs' word"
         ),
         pytest.param(
             facts(120, LiveMark(Mark.RELEASED, RUN), None, second=DoneLog(origin=Origin(50))),
@@ -139,7 +139,7 @@ def test_what_is_not_proven_done_is_left(found, asked, left):
     ],
 )
 def test_of_what_the_word_of_the_table_counts(found, judged):
-    """An earlier version's commits vouched for 30-50; those that replaced them vouch for nothing so old."""
+    """The commits that vouched for 30-50 were replaced; those that replaced them vouch for nothing so old."""
     assert intersection(spans((30, 50)), found.judged) == spans(*judged)
 
 

@@ -23,7 +23,7 @@ NOBODY = 65534
 def service_of(home, pid, mark=MARK):
     """Let the state folder say that its Kafka is this process."""
     (home / "kafka").mkdir(parents=True, exist_ok=True)
-    state.write(home, {"kafka": Started(port=9, pid=pid, mark=mark, ready=True)})
+    state.write(home, {"kafka": Started(port=9, pid=pid, process_marker=mark, ready=True)})
 
 
 @contextmanager

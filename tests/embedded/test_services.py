@@ -137,10 +137,10 @@ def test_a_pid_that_belongs_to_another_program_is_never_signalled(home):
     """A stale pid is recognised: neither down nor up ends the program that has the number now."""
     state.create_home(home)
     with subprocess.Popen(python("input()"), stdin=subprocess.PIPE) as other:
-        state.write(home, {"kafka": Started(port=9, pid=other.pid, mark="0123456789abcdef", ready=True)})
+        state.write(home, {"kafka": Started(port=9, pid=other.pid, process_marker="0123456789abcdef", ready=True)})
         assert services.running() is None
         assert services.stop() == []
-        state.write(home, {"kafka": Started(port=9, pid=other.pid, mark="0123456789abcdef", ready=False)})
+        state.write(home, {"kafka": Started(port=9, pid=other.pid, process_marker="0123456789abcdef", ready=False)})
         services.ensure(which=KAFKA)
         assert state.read(home)["kafka"].pid != other.pid
         assert services.stop() == ["kafka"]

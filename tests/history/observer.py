@@ -156,9 +156,9 @@ class Observer:
         def ranges(name: str) -> list:
             return [[p["topic"], p["partition"], *span] for p in found["partitions"] for span in p[name]]
 
-        if lost := ranges("lost"):
+        if lost := ranges("written_off"):
             self.file.append("written_off", ranges=lost, reason="lost or forgiven, by the audit")
-        self.file.append("pending", group=self._group, ranges=ranges("owed"))
+        self.file.append("pending", group=self._group, ranges=ranges("pending"))
         if found["certified"]:
             self.file.append("certified", ranges=ranges("in_table"))
 

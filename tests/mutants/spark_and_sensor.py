@@ -78,7 +78,7 @@ _SENSOR = (
         old="    for run in instance.get_runs(dg.RunsFilter(run_ids=list(away))) if away else []:",
         new="    for run in [one.dagster_run for one in records if one.dagster_run.run_id in away]:",
         killed_by=f"{_GROUP_LOOKS}test_the_reason_of_a_departure_is_read_after_the_members",
-        invariant="LeaveReason.SILENT",
+        invariant="LeaveReason.UNRESPONSIVE",
     ),
     Mutant(
         name="a run that is deleted during the observation counts as killed",

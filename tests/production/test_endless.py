@@ -41,7 +41,7 @@ def test_in_python(production):
     """The run leaves its group at its deadline, a successor starts, and a termination reaches the transform."""
     orders, _ = production.pipelines.values()
     hung, successor = hang(orders, "Python")
-    assert successor.tags["kafka_liveness/cause"] == f"run {run_mark(hung.run_id)} left by poll timeout"
+    assert successor.tags["kafka_liveness/started_because"] == f"run {run_mark(hung.run_id)} left by poll timeout"
     worker = orders.worker(hung.run_id)
     assert orders.terminate(hung.run_id)["__typename"] == "TerminateRunSuccess"
     assert orders.ends(hung.run_id) is dg.DagsterRunStatus.CANCELED

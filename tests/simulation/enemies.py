@@ -80,7 +80,7 @@ def external_second_log(world: Simulation) -> None:
     p = _some(world)
     if p.second is not None and not world.is_anew:
         offset = world.rng.choice((0, p.log_start, p.log_end, p.log_end + 10**6))
-        p.replace_second(offset, world.rng.choice(("", "checkpoint-7", "kl2 running 0badcafe @0")))
+        p.replace_second(offset, world.rng.choice(("", "checkpoint-7", "kl1 running 0badcafe @0")))
         world.note("second log replaced", p.tp, p.second)
         after_an_enemy(world)
 

@@ -33,7 +33,7 @@ def begin_in_the_middle(world: Simulation, p: SimulatedPartition) -> None:
         p.begin_life(at)
         return
     p.begin_life(p.log_start)
-    origin = None if world.chance(0.2) else Origin(p.log_start, p.topic_id)  # None: version 0.1.0 was here before
+    origin = None if world.chance(0.2) else Origin(p.log_start, p.topic_id)  # None: from a lane without a table
     cuts = sorted(world.rng.sample(range(p.log_start + 1, at), 6))
     owed = union(Span(*pair) for pair in zip(cuts[::2], cuts[1::2], strict=True))
     while not fits(owed, Origin(p.log_start, p.topic_id)):
@@ -42,7 +42,7 @@ def begin_in_the_middle(world: Simulation, p: SimulatedPartition) -> None:
     done = tuple(span for span in owed if world.chance(0.3))
     rows = p.below(at) & ~p.read(set(owed) - set(done))
     account = Account(tuple(p.spans(rows)), start=p.log_start, topic_id=p.topic_id)
-    world.table.write({p.tp: rows}, {"kafka-liveness.wrote": encode({p.tp: account})} if origin else {})
+    world.table.write({p.tp: rows}, {"kafka-liveness.written": encode({p.tp: account})} if origin else {})
     target = world.table.name if origin else None
     p.commit_second(p.log_start, DoneLog(p.log_start, done, origin=origin, target=target).encode())
     world.keys += new_keys([OffsetRange(*p.tp, *span) for span in owed], [], [])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FirstLog = tuple[int | None, LiveMark | None]  # as the core reads it
 EVERYTHING = -1
-_OWED = 3  # which word of "kl1 running 0badcafe 70-120" holds the owed ranges
+_OWED = 4  # which word of "kl1 running 0badcafe @0 70-120" holds the owed ranges
 
 
 @dataclass
@@ -254,18 +254,16 @@ class SimulatedPartition:
 
 def _owed(metadata: str) -> str:
     words = metadata.split(" ")
-    place = _OWED + (words[0] == "kl2")
-    return words[place] if len(words) > place and words[place] != "again" else ""
+    return words[_OWED] if len(words) > _OWED and words[_OWED] != "reprocess" else ""
 
 
 def _done(metadata: str) -> tuple[str, str]:
     """What a second log says is done, and was told as lost."""
-    words = metadata.split(" ")
-    rest = words[3 if words[0] == "kl2" else 2 :]
+    rest = metadata.split(" ")[3:]
     pairs = dict(pairwise(rest))
-    return rest[0] if rest and rest[0][0].isdigit() else "", pairs.get("told", "")
+    return rest[0] if rest and rest[0][0].isdigit() else "", pairs.get("written-off", "")
 
 
 def _origin(commit: tuple[int, str] | None, place: int) -> str:
     words = commit[1].split(" ") if commit else []
-    return words[place] if len(words) > place and words[0] == "kl2" and "@" in words[place] else ""
+    return words[place] if len(words) > place and words[place] != "@-" else ""

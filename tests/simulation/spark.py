@@ -151,7 +151,7 @@ def overwrite(
         process.spark_failed = True
         raise SparkError("Job aborted: Lost task 0.0: offsets out of range")
     if process.is_live:
-        for tp, account in decode(told["kafka-liveness.wrote"]).items():
+        for tp, account in decode(told["kafka-liveness.written"]).items():
             world.partitions[tp].unsaid |= account.start is None
     write.tag = frame.session.tags.get(getcurrent(), "")
     seconds, fails = process.seconds_of(frame.ranges), world.spark_fails()

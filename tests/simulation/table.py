@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.partition import SimulatedPartition
 
 Bits = dict["TopicPartition", int]
-_TEXTS = [f"kafka-liveness.{word}" for word in ("wrote", "had", "since")]
+_TEXTS = [f"kafka-liveness.{word}" for word in ("written", "total", "total-as-of")]
 
 
 @dataclass(frozen=True)

@@ -351,7 +351,7 @@ def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_poll(ope
     lane.on_recovered(repeat)
     assert lane.poll().ranges == (REST,)
     assert repeated == [([FIRST], [])]
-    assert broker.written == [(100, f"kl2 done T1@0 in {TABLE}")]
+    assert broker.written == [(100, f"kl1 done T1@0 target {TABLE}")]
     assert "orders-etl.catch-up), 1 external commits had replaced it: orders:3, offset 150, metadata ''" in caplog.text
 
 

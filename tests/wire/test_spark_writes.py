@@ -260,7 +260,7 @@ class Ledger:
 
     def entry(self, _session, snapshot_id, ranges):
         spans = {one.topic_partition: (one.span,) for one in ranges}
-        return Entry(spans, snapshot_id, {}, {"kafka-liveness.wrote": str(Account())})
+        return Entry(spans, snapshot_id, {}, {"kafka-liveness.written": str(Account())})
 
     def landed(self, entry):
         self.committed += [OffsetRange(*tp, *span) for tp, spans in entry.spans.items() for span in spans]

@@ -67,7 +67,7 @@ def test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it(run):
     run.consumer.why = "1 partitions are others'"
     for run.now in (0.0, 30.0, 70.0):
         assert run.goes_on()
-    assert run.tags == ["waits for partitions: 1 partitions are others'"]
+    assert run.tags == ["partitions: 1 partitions are others'"]
     run.now = 71.5
     assert not run.goes_on(), "the wait has an end"
     assert run.tags[1:] == [""]

@@ -75,7 +75,7 @@ def test_a_life_with_a_crash_is_certified(world, audit):
     code, found = audit(world)
     [one] = found["partitions"]
     assert code == 0
-    assert (one["in_table"], one["owed"], one["missing"]) == ([[0, 70]], [[70, 120]], [])
+    assert (one["in_table"], one["pending"], one["missing"]) == ([[0, 70]], [[70, 120]], [])
     assert one["sentence"] == "every offset from 0 to 120 is in the table once, but for 50 owed (70-120)"
     assert world.catch_up((70, 120)) is None
     world.grow_to(150)
@@ -83,7 +83,7 @@ def test_a_life_with_a_crash_is_certified(world, audit):
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
     assert code == 0
-    assert (one["start"], one["committed"], one["in_table"], one["owed"]) == (0, 150, [[0, 150]], [])
+    assert (one["start"], one["committed"], one["in_table"], one["pending"]) == (0, 150, [[0, 150]], [])
     assert one["sentence"].startswith("every offset from 0 to 150 is in the table once; ")
     assert (one["rows"]["rows"], one["rows"]["outside"], one["rows"]["unrecorded"]) == (len(kept(0, 150)), [], [])
     assert sum(one["offsets"] for one in one["rows"]["without_rows"]) == 15, "what the transform dropped"
@@ -99,12 +99,12 @@ def test_the_object_has_what_a_program_asks_for(world, audit):
     assert world.catch_up((70, 120)) is None
     _, found = audit(world)
     assert set(found) >= {"group", "target", "is_table", "certified", "sentence", "snapshot_id", "owed_offsets"}
-    assert (found["target"], found["in_table_offsets"], found["lost_offsets"]) == (world.table, 120, 0)
+    assert (found["target"], found["in_table_offsets"], found["written_off_offsets"]) == (world.table, 120, 0)
     [one] = found["partitions"]
     assert (one["topic_id"], one["ledger_complete"], one["rows"]) == (world.topic_id(), True, None)
     newest, oldest = found["snapshots"]
-    assert newest["wrote"] == [f"{world.topic}:0:70-120"]
-    assert (oldest["wrote"], oldest["added_rows"]) == ([f"{world.topic}:0:0-70"], len(kept(0, 70)))
+    assert newest["written"] == [f"{world.topic}:0:70-120"]
+    assert (oldest["written"], oldest["added_rows"]) == ([f"{world.topic}:0:0-70"], len(kept(0, 70)))
     assert newest["snapshot_id"] == found["snapshot_id"]
     assert (newest["parent_id"], oldest["parent_id"]) == (oldest["snapshot_id"], None)
 
@@ -127,7 +127,7 @@ def test_another_programs_metadata_is_no_obstacle(world, audit):
     assert world.live() is None
     world.stranger_commits(50, "their own words")
     code, found = audit(world)
-    assert (code, found["partitions"][0]["foreign_metadata"]) == (0, "their own words")
+    assert (code, found["partitions"][0]["external_commits"][-1]["metadata"]) == (0, "their own words")
     assert "another program's metadata is committed: 'their own words'" in found["partitions"][0]["sentence"]
 
 
@@ -140,7 +140,7 @@ def test_a_stray_commit_in_the_second_log_is_named(world, audit, refused):
     assert "without table" not in why
     code, found = audit(world, "--table", world.table)
     [one] = found["partitions"]
-    assert (code, one["owed"], one["external_commits"]) == (
+    assert (code, one["pending"], one["external_commits"]) == (
         0,
         [[70, 120]],
         [{"log": "second", "offset": 120, "metadata": ""}],
@@ -153,7 +153,7 @@ def test_a_summary_of_another_writer_is_named(world, refused):
     world.grow_to(50)
     assert world.live() is None
     row = world.spark.sql(f"SELECT '{world.topic}' AS topic, 0 AS partition, 50L AS offset, 'x' AS value")
-    row.writeTo(world.table).option("snapshot-property.kafka-liveness.wrote", "not ours").append()
+    row.writeTo(world.table).option("snapshot-property.kafka-liveness.written", "not ours").append()
     [(snapshot_id,)] = world.sql("SELECT snapshot_id FROM {t}.refs")
     for words in ([], ["--json"]):
         assert f"snapshot {snapshot_id} says 'not ours', 8 characters" in refused(world.group, *words)
@@ -191,7 +191,7 @@ def test_deleted_rows_are_found_by_a_deep_audit_alone(world, audit):
     delete(world, 20, 50)
     code, found = audit(world)
     assert (code, found["partitions"][0]["in_table"]) == (0, [[0, 100]])
-    assert [one["operation"] for one in found["snapshots"] if not one["wrote"]] == ["overwrite"]
+    assert [one["operation"] for one in found["snapshots"] if not one["written"]] == ["overwrite"]
     code, found = audit(world, "--deep")
     assert code == 0
     without = stretches(found["partitions"][0]["rows"]["without_rows"])
@@ -221,7 +221,12 @@ def test_rows_outlive_their_records(world, audit):
     world.expire(100)
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
-    assert (code, one["owed"], one["dead"], one["rows"]["unrecorded"]) == (0, [[70, 120]], [[70, 100]], [])
+    assert (code, one["pending"], one["pending_expired"], one["rows"]["unrecorded"]) == (
+        0,
+        [[70, 120]],
+        [[70, 100]],
+        [],
+    )
     assert "50 owed (70-120, 30 of them expired at the broker)" in one["sentence"]
 
 
@@ -234,7 +239,7 @@ def test_what_was_lost_and_told_is_excepted(world, audit):
     assert "50-70 expired before anybody read it" in audit(world)[1]["partitions"][0]["sentence"]
     assert world.live(offsets=kl.Offsets(on_data_loss="write_off")) is None
     code, found = audit(world)
-    assert (code, found["partitions"][0]["lost"]) == (0, [[50, 70]])
+    assert (code, found["partitions"][0]["written_off"]) == (0, [[50, 70]])
     assert "but for 20 written off (50-70)" in found["partitions"][0]["sentence"]
 
 
@@ -249,7 +254,7 @@ def test_an_expired_history_leaves_the_commit_logs_word(world, audit):
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
     assert (len(before), len(found["snapshots"])) == (1, 1)
-    assert (code, one["ledger_complete"], one["in_table"], one["by_word"]) == (0, False, [], [[0, 50]])
+    assert (code, one["ledger_complete"], one["in_table"], one["by_commits_only"]) == (0, False, [], [[0, 50]])
     assert "0-50 by the commit logs' word alone" in one["sentence"]
     assert one["rows"]["outside"] == []
 
@@ -297,8 +302,8 @@ def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
     """Nobody looks for a table, nor for Spark; a deep audit is refused, for there are no rows to read."""
     nowhere = ("--spark", "sc://localhost:1")
     world.grow_to(50)
-    world.stranger_commits(50, f"kl2 released 0badcafe {world.topic_id()}@0 30-50")
-    world._commit(f"{world.group}.catch-up", 0, f"kl2 done {world.topic_id()}@0 in ParquetSink")
+    world.stranger_commits(50, f"kl1 released 0badcafe {world.topic_id()}@0 30-50")
+    world._commit(f"{world.group}.catch-up", 0, f"kl1 done {world.topic_id()}@0 target ParquetSink")
     code, found = audit(world, *nowhere)
     assert (code, found["is_table"], found["target"]) == (0, False, "ParquetSink")
     assert (
@@ -316,7 +321,7 @@ def test_several_targets_are_no_target(world, refused):
     world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
     client = Consumer({"bootstrap.servers": world.servers, "group.id": f"{world.group}.catch-up"})
     wait_for(lambda: len(client.list_topics(world.topic).topics[world.topic].partitions) == 2)
-    told = [KafkaTopicPartition(world.topic, at, 0, f"kl2 done @0 in lake.shop.orders_{at}") for at in (0, 1)]
+    told = [KafkaTopicPartition(world.topic, at, 0, f"kl1 done @0 target lake.shop.orders_{at}") for at in (0, 1)]
     client.commit(offsets=told, asynchronous=False)
     client.close()
     assert "several targets: lake.shop.orders_0, lake.shop.orders_1" in refused(world.group)

@@ -70,7 +70,7 @@ class Checked:
     def seconds_later(self, seconds):
         """By the memory of the sensor."""
         cursor = GroupCursor.decode(self.cursor)
-        self.cursor = cursor.model_copy(update={"checked_at": cursor.checked_at - seconds}).encode()
+        self.cursor = cursor.model_copy(update={"checks_stored_at": cursor.checks_stored_at - seconds}).encode()
 
     def shown(self, name):
         """Whether Dagster's pages show an evaluation of the check."""

@@ -159,8 +159,8 @@ def test_a_quota_that_delays_reads_is_told(doctor, group, services_with_own_brok
     with quota(config["bootstrap.servers"], 20_000), reading_on(config, topic):
         _, wrong = doctor("--group", name)
     assert wrong[reads]["outcome"] == "warn"
-    assert "a quota delayed a fetch just now by" in wrong[reads]["found"]
-    assert "consumer_byte_rate" in wrong[reads]["advice"]
+    assert "a quota delayed a fetch just now by" in wrong[reads]["message"]
+    assert "consumer_byte_rate" in wrong[reads]["fix"]
 
 
 def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, services_with_own_broker):
@@ -169,9 +169,9 @@ def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, s
     durable = {("kafka", "offsets topic"), (f"topic {topic}", "clock"), *NOT_NAMED}
     code, wrong = doctor("--group", name)
     assert (code, set(wrong)) == (0, durable)
-    assert "copies 1, min.insync.replicas 1, brokers 1" in wrong["kafka", "offsets topic"]["found"]
+    assert "copies 1, min.insync.replicas 1, brokers 1" in wrong["kafka", "offsets topic"]["message"]
     ahead = r"(30|29\.\d|2\d) min ahead of this machine's clock \(CreateTime\)"  # the record was written a while ago
-    assert re.search(ahead, wrong[f"topic {topic}", "clock"]["found"])
+    assert re.search(ahead, wrong[f"topic {topic}", "clock"]["message"])
     assert doctor("--group", name, "--strict")[0] == 1
 
     short = {"retention_ms": str(HOUR_MS), "retention_bytes": "1000000", "unclean_leader_election_enable": "true"}
@@ -189,9 +189,9 @@ def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, s
         (f"topic {topic}", "backlog"): "warn", (f"topic {topic}", "elections"): "warn",
         (f"topic {topic}", "clock"): "warn",
     }  # fmt: skip
-    assert "every commit is refused" in wrong["kafka", "offsets topic"]["advice"]
-    assert "session 6,000 ms, heartbeat 5,000 ms" in wrong["group", "sessions"]["found"]
-    assert "min old, 67% of 1 h" in wrong[f"topic {topic}", "backlog"]["found"]
+    assert "every commit is refused" in wrong["kafka", "offsets topic"]["fix"]
+    assert "session 6,000 ms, heartbeat 5,000 ms" in wrong["group", "sessions"]["message"]
+    assert "min old, 67% of 1 h" in wrong[f"topic {topic}", "backlog"]["message"]
 
     set_timeouts(services_with_own_broker.bootstrap_servers, name, 45, 5)
     assert doctor("--group", name)[0] == 0
@@ -202,14 +202,14 @@ def test_who_is_not_there_is_told_in_time(doctor):
     """A group that nobody knows is a warning; a broker and a Spark that do not answer fail, each with what helps."""
     code, wrong = doctor("--group", "nobody")
     assert code == 0
-    assert "does not exist" in wrong["group", "nobody"]["found"]
+    assert "does not exist" in wrong["group", "nobody"]["message"]
     began_at = time.monotonic()
     code, wrong = doctor("--bootstrap-servers", "127.0.0.1:1", "--spark", "sc://127.0.0.1:1/;token=hunter2")
     assert time.monotonic() - began_at < seconds(60), "pyspark and librdkafka alone would go on for minutes"
     assert (code, set(wrong)) == (1, {("kafka", "brokers"), ("spark", "server"), *NOT_NAMED})
-    assert "set DAGSTER_HOME" in wrong["dagster", "settings"]["advice"]
-    assert "no Kafka broker answered at 127.0.0.1:1" in wrong["kafka", "brokers"]["found"]
-    assert wrong["spark", "server"]["found"].startswith("nothing answers at 127.0.0.1:1")
+    assert "set DAGSTER_HOME" in wrong["dagster", "settings"]["fix"]
+    assert "no Kafka broker answered at 127.0.0.1:1" in wrong["kafka", "brokers"]["message"]
+    assert wrong["spark", "server"]["message"].startswith("nothing answers at 127.0.0.1:1")
 
 
 def test_a_machine_in_another_time_zone(doctor, monkeypatch):
@@ -219,7 +219,7 @@ def test_a_machine_in_another_time_zone(doctor, monkeypatch):
         time.tzset()
         _, wrong = doctor()
     time.tzset()
-    assert "this machine's Asia/Tokyo" in wrong["spark", "time zone"]["found"]
+    assert "this machine's Asia/Tokyo" in wrong["spark", "time zone"]["message"]
     assert ("spark", "clock") not in wrong
 
 
@@ -240,7 +240,7 @@ def test_a_catalog_is_probed_on_a_scratch_table(doctor, spark):
     assert left() == ([], [])
     code, wrong = doctor("--probe-catalog", "nowhere")
     assert code == 1
-    assert "has no catalog 'nowhere'" in wrong["catalog nowhere", "create"]["found"]
+    assert "has no catalog 'nowhere'" in wrong["catalog nowhere", "create"]["message"]
     assert wrong["catalog nowhere", "race"]["outcome"] == "unknown"
 
 

@@ -198,7 +198,7 @@ def test_a_run_elsewhere_goes_by_its_signs_of_life(crashed, instance, clock, mon
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_run_that_says_nothing_is_told_and_failed_if_wanted(crashed, instance, clock, fails):
-    """Of an older version, or killed before its first word; one that has not started is left alone."""
+    """Killed before its first word; one that has not started is left alone."""
     desk = Ghostly(crashed, instance, sensor=kl.Sensor(max_live_runs=3, fail_ghost_runs=fails))
     run, starting = desk.run("live"), desk.run("live", status=None)
     instance.report_run_canceling(instance.get_run_by_id(starting))

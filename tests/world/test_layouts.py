@@ -268,7 +268,7 @@ def test_each_snapshot_says_what_it_wrote_however_it_is_committed(warm_spark, ta
     fresh = TableLedger(IcebergTable(table), lambda: session).accounts({orders(0, 1).topic_partition})
     assert [account.done for account in fresh.values()] == [((0, 70),)]
     told = session.sql(
-        f"SELECT operation, summary['kafka-liveness.wrote'] FROM {table}.snapshots ORDER BY committed_at"
+        f"SELECT operation, summary['kafka-liveness.written'] FROM {table}.snapshots ORDER BY committed_at"
     )
     assert [row[0] for row in told.collect()] == ["append", "append", "overwrite", "append"]
     assert all(row[1] for row in told.collect())

@@ -175,7 +175,7 @@ def handed_over(group, member, planned, join):
 def test_adopting_is_one_commit_of_position_mark_and_debt(group, member):
     """The jump and its token are one OffsetCommit: who dies right after it has forgotten nothing."""
     found = group.committed()
-    assert found == {0: (70, f"kl1 running {RUN} 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 running {RUN}"))}
+    assert found == {0: (70, f"kl1 running {RUN} @- 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 running {RUN} @-"))}
     assert LiveMark.decode(found[0][1]) == LiveMark(Mark.RUNNING, RUN, (Span(20, 70),))
     assert not member.arrived
 
@@ -183,7 +183,7 @@ def test_adopting_is_one_commit_of_position_mark_and_debt(group, member):
 def test_a_commit_carries_the_debt_along(group, member):
     """Every later commit repeats the owed ranges: the last commit alone tells everything."""
     assert commit(member, {group.all[0]: Span(70, 90)}) == ()
-    assert group.committed()[0] == (90, f"kl1 running {RUN} 20-70")
+    assert group.committed()[0] == (90, f"kl1 running {RUN} @- 20-70")
     assert member.owned[group.all[0]].committed == 90
 
 
@@ -223,7 +223,7 @@ def test_how_a_member_leaves_is_written_in_its_last_commit(group, member, releas
     member.leave(release=release)
     member.leave(release=not release)
     found = group.committed()
-    assert found == {0: (90, f"kl1 {mark} {RUN} 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 {mark} {RUN}"))}
+    assert found == {0: (90, f"kl1 {mark} {RUN} @- 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 {mark} {RUN} @-"))}
     assert (member.owned, member.arrived) == ({}, {})
 
 
@@ -299,9 +299,9 @@ def test_a_handover_leaves_the_rest_as_it_was(group, member, planned, handed_ove
     assert set(member.commit(*planned)) == given
     debt = {0: " 20-70"}
     assert group.committed() == {
-        tp.partition: (70, f"kl1 released {RUN}{debt.get(tp.partition, '')}")
+        tp.partition: (70, f"kl1 released {RUN} @-{debt.get(tp.partition, '')}")
         if tp in given
-        else (90, f"kl1 running {RUN}{debt.get(tp.partition, '')}")
+        else (90, f"kl1 running {RUN} @-{debt.get(tp.partition, '')}")
         for tp in group.all
     }
 

@@ -60,7 +60,7 @@ def test_fresh_rows_come_after_a_power_loss(dev, fresh, rows):
     fresh()
     successor, _ = dev.runs()
     assert successor.run_id in dev.first_look(restarted_at).run_ids
-    assert successor.tags["kafka_liveness/cause"] == f"run {run_mark(dead.run_id)} crashed"
+    assert successor.tags["kafka_liveness/started_because"] == f"run {run_mark(dead.run_id)} crashed"
     wait_for(lambda: dev.status(dead) is dg.DagsterRunStatus.FAILURE)
     assert dev.why(dead).startswith(f"run {run_mark(dead.run_id)} is in progress, but its process is gone")
     offsets = [row["offset"] for row in rows(dev.table)]

@@ -103,7 +103,7 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
 
     first = tick()
     assert [request.job_name for request in first.run_requests] == ["orders_job"]
-    assert "crashed" in first.run_requests[0].tags["kafka_liveness/cause"]
+    assert "crashed" in first.run_requests[0].tags["kafka_liveness/started_because"]
     live = defs.resolve_job_def("orders_job").execute_in_process(instance=instance)
     [last] = live.asset_materializations_for_node("orders")
     assert last.metadata["rows_written"].value == 0, "it skipped ahead to the log end, and wrote nothing"

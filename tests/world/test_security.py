@@ -239,7 +239,7 @@ def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(shown, like, secured
     asked = ["status", group, "--bootstrap-servers", secured.sasl, "--command-config", config, "--json"]
     status = CliRunner().invoke(cli.main, asked, catch_exceptions=False)
     (seen,) = json.loads(status.output)["partitions"]
-    assert (seen["committed"], seen["owed_offsets"]) == (50, 0)
+    assert (seen["committed"], seen["pending_offsets"]) == (50, 0)
     told.append(status.output)
 
     on_the_page = serialize_value(RepositorySnap.from_def(defs.get_repository_def()))
@@ -299,8 +299,8 @@ def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
         return {(one["area"], one["check"]): one for one in found if one["area"] not in {"dagster", "location"}}
 
     before = asked()
-    assert before["kafka", "brokers"]["found"].endswith("SASL_SSL as 'etl'")
-    lacks = {at: one["advice"] for at, one in before.items() if one["outcome"] == "unknown"}
+    assert before["kafka", "brokers"]["message"].endswith("SASL_SSL as 'etl'")
+    lacks = {at: one["fix"] for at, one in before.items() if one["outcome"] == "unknown"}
     assert set(lacks) >= {("kafka", "settings"), ("kafka", "offsets topic"), (f"topic {topic}", "settings")}, lacks
     assert "needs DESCRIBE_CONFIGS on the cluster" in lacks["kafka", "settings"]
     assert f"needs DESCRIBE_CONFIGS on topic {topic}" in lacks[f"topic {topic}", "settings"]

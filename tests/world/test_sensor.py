@@ -116,7 +116,7 @@ def test_a_killed_run(story, tmp_path):
     first = sensor.tick()
     crashed = f"run {run_mark(run)} crashed"
     assert f"- {crashed}; it had {story.case.topic}:0" in first.asset_events[0].metadata["events"].value
-    assert [request.tags["kafka_liveness/cause"] for request in first.run_requests] == [crashed]
+    assert [request.tags["kafka_liveness/started_because"] for request in first.run_requests] == [crashed]
     assert crashed not in "".join(sensor.look()), "once"
     wait_for(lambda: not story.members())  # its session may end between any two looks
     assert crashed not in "".join(sensor.told())

@@ -133,7 +133,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
         ],
         "missing": [],
     }
-    assert (found["lag"], found["owed_offsets"], len(found["partitions"])) == (10, 40, 4)
+    assert (found["lag"], found["pending_offsets"], len(found["partitions"])) == (10, 40, 4)
     [member] = found["members"]
     assert member["client_id"] == consumer._link.client_id
     assert (member["runs"], member["group_instance_id"]) == ([mark], None)
@@ -177,7 +177,7 @@ def test_status_shows_static_members_and_paused_partitions(world, run):
         found = json.loads(run("status", w.group, "--json").stdout)
     assert found["members"][0]["group_instance_id"] == "orders-1"
     assert found["members"][0]["runs"] == [consumer._link.mark]
-    assert found["partitions"][3]["first_log"]["mark"] == "paused"
+    assert found["partitions"][3]["first_log"]["owner_state"] == "paused"
 
 
 def test_a_member_that_names_itself_after_a_terminal_is_shown_as_text(world, run):
@@ -202,15 +202,15 @@ def test_status_names_what_another_program_committed(world, run):
     w.grow_to(30)
     commit_by_another_program(w, w.group, 10, "their own words")
     found = partition_3(w, run)
-    assert found["foreign_metadata"] == "their own words"
-    assert (found["first_log"], found["lag"]) == ({"committed": 10, "mark": None, "run": None}, 20)
+    assert found["external_commits"][-1]["metadata"] == "their own words"
+    assert (found["first_log"], found["lag"]) == ({"committed": 10, "owner_state": None, "run": None}, 20)
     told = run("status", w.group)
     assert told.exit_code == 0
     assert f"{w.tp}: not this package's metadata: 'their own words'" in told.stdout
     commit_by_another_program(w, w.group, 10, "")
     commit_by_another_program(w, f"{w.group}.catch-up", 5, "theirs too")
     found = partition_3(w, run)
-    assert found["foreign_metadata"] == "theirs too"
+    assert found["external_commits"][-1]["metadata"] == "theirs too"
     assert found["external_commits"] == [{"log": "second", "offset": 5, "metadata": "theirs too"}]
     told = run("status", w.group)
     assert told.exit_code == 0
@@ -227,7 +227,7 @@ def test_status_marks_owed_data_that_expires(owing, run):
     expiries = []
     for log_start in (0, 60, 100, 120):
         w.expire(log_start)
-        expiries += [one["expiry"] for one in partition_3(w, run)["owed"]]
+        expiries += [one["expiry"] for one in partition_3(w, run)["pending"]]
     assert expiries == ["safe", "about to expire", "partly expired", "expired"]
     assert "70-120 expired" in run("status", w.group).stdout
 
@@ -285,7 +285,7 @@ def test_forgive_closes_a_range_in_the_second_log(owing, run):
     assert f"{w.tp}:70-120: 50 offsets pending, all of them still in the log" in told.stdout
     assert "DAGSTER_HOME is not set: Dagster will have no event" in told.stdout
     found = partition_3(w, run)
-    assert (found["owed"], found["committed"], found["second_log"]["watermark"]) == ([], 120, 120)
+    assert (found["pending"], found["committed"], found["second_log"]["watermark"]) == ([], 120, 120)
 
 
 def test_forgive_tells_what_is_left_of_the_data(owing, run):
@@ -296,7 +296,7 @@ def test_forgive_tells_what_is_left_of_the_data(owing, run):
     told = run("write-off", w.group, *ranges, "--reason", "expired", "--yes").stdout
     assert f"{w.tp}:70-90: 20 offsets pending, expired" in told
     assert f"{w.tp}:95-120: 25 offsets pending, 5 of them expired, the others are still in the log" in told
-    assert [(one["start"], one["end"]) for one in partition_3(w, run)["owed"]] == [(90, 95)]
+    assert [(one["start"], one["end"]) for one in partition_3(w, run)["pending"]] == [(90, 95)]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_forgiveness_is_an_event_of_the_partitions_in_dagster(owing, run, instan
         "written_off_by": who,
         "reason": "replaced from the archive",
     }
-    assert [(one["start"], one["end"]) for one in partition_3(w, run)["owed"]] == [(100, 120)]
+    assert [(one["start"], one["end"]) for one in partition_3(w, run)["pending"]] == [(100, 120)]
 
 
 def test_nothing_is_forgiven_unaudited(owing, run, instance, monkeypatch):

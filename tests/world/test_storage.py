@@ -67,7 +67,7 @@ def test_a_live_run_outlives_a_storage_that_fails(world):
     assert len(told) < sum(one["batches"].value for one in told), "one tells of several batches"
     assert world.offsets() == kept(0, 130)
     [run] = world.instance.get_runs()
-    assert (run.status, run.tags["kafka_liveness/left"]) == (dg.DagsterRunStatus.SUCCESS, "closed")
+    assert (run.status, run.tags[".dagster/kafka_liveness.leave_reason"]) == (dg.DagsterRunStatus.SUCCESS, "closed")
 
 
 def test_a_catch_up_run_waits_at_its_end_for_a_storage_that_fails(world):

@@ -51,14 +51,14 @@ def expire(spark, table, snapshots):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("wrote", "not ours"), ("had", "orders/x 0@0:0-99999999999999999999"), ("since", "abc")],
+    [("written", "not ours"), ("total", "orders/x 0@0:0-99999999999999999999"), ("total-as-of", "abc")],
 )
 def test_a_summary_of_another_writer_is_named_and_can_be_removed(spark, table, key, value):
     """The snapshot is named; a newer one and an expiry bring the ledger back, and no row goes."""
     lane = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, lane, 0, 10)
     row = spark.sql("SELECT 'orders' AS topic, 0 AS partition, 10L AS offset")
-    text = {"since": str(first)} if key == "had" else {}
+    text = {"total-as-of": str(first)} if key == "total" else {}
     writer = row.writeTo(table)
     for name, said in {**text, key: value}.items():
         writer = writer.option(f"snapshot-property.kafka-liveness.{name}", said)

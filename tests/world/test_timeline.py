@@ -86,7 +86,7 @@ def wait_for(line, command):
 
 def when(events, what, after=-1.0):
     """When it was first seen after a moment."""
-    return next(event["at"] for event in events if event["what"] == what and event["at"] > after)
+    return next(event["seconds"] for event in events if event["event"] == what and event["seconds"] > after)
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ def told(timelines, tmp_path_factory):
 def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(told, admin, protocol):
     """Heartbeats go on, LeaveGroup comes at the poll interval, the next poll rejoins and gives the same batch."""
     events = told[protocol].events
-    assert [event["at"] for event in events] == sorted(event["at"] for event in events)
+    assert [event["seconds"] for event in events] == sorted(event["seconds"] for event in events)
 
     polled = when(events, "batch-polled")
     left = when(events, "leave-sent", polled)
     polls_again = when(events, "poll-called", polled)
-    beats = [event["at"] for event in events if event["what"] == "heartbeat-sent"]
+    beats = [event["seconds"] for event in events if event["event"] == "heartbeat-sent"]
     while_stalled = [polled, *(beat for beat in beats if polled < beat < left), left]
     assert len(while_stalled) > 4
     assert max(later - earlier for earlier, later in pairwise(while_stalled)) < SESSION
@@ -151,14 +151,14 @@ def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(told, a
     assert early < left - polled < late
     assert early < when(events, "group-empty") - polled < late
     assert STALL - 0.1 <= polls_again - polled < STALL + seconds(1)
-    assert not [event for event in events if left < event["at"] < polls_again and event["who"] == "librdkafka"]
+    assert not [event for event in events if left < event["seconds"] < polls_again and event["source"] == "librdkafka"]
     assert polls_again <= when(events, "join-sent", left) < when(events, "batch-polled", polls_again)
-    first, second = (event["detail"] for event in events if event["what"] == "batch-polled")
+    first, second = (event["detail"] for event in events if event["event"] == "batch-polled")
     assert first == second
     assert first.endswith(":0:0-500"), "500 records are KIP-62's default; 1,000 were there"
-    members = [event["detail"] for event in events if event["what"] == "member-seen"]
+    members = [event["detail"] for event in events if event["event"] == "member-seen"]
     assert len(set(members)) == 2, "who comes back is a new member"
-    assert [event["what"] for event in events if event["what"] in {"commit-refused", "batch-committed"}] == [
+    assert [event["event"] for event in events if event["event"] in {"commit-refused", "batch-committed"}] == [
         "commit-refused",
         "batch-committed",
     ]
@@ -169,7 +169,7 @@ def test_a_group_setting_does_not_outlive_its_group(told, admin):
     """Under KIP-848 the session timeout was set on the group, where the broker would keep it for ever."""
     events = told["consumer"].events
     assert f"session timeout {SESSION:g} s" in events[0]["detail"]
-    group = next(event["detail"] for event in events if event["what"] == "batch-polled").partition(":")[0]
+    group = next(event["detail"] for event in events if event["event"] == "batch-polled").partition(":")[0]
     (found,) = admin.describe_configs([ConfigResource(ConfigResource.Type.GROUP, group)]).values()
     assert found.result()["consumer.session.timeout.ms"].value == "45000"
 

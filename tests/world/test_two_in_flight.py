@@ -168,7 +168,7 @@ def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
             heard.result()
     assert run.success
     assert len([line for line in said if "waits for partitions" in line]) == 1
-    assert found.tags["kafka_liveness/waits_for"] == ""
+    assert found.tags["kafka_liveness/waiting_for"] == ""
     assert len(rows(found.table)) == SIZE, "one partition of two came to it"
 
 

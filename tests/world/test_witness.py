@@ -111,7 +111,7 @@ def test_a_stray_consumer_in_the_second_log_costs_nothing(forgetful):
     assert world.catch_up((70, 120)) is None
     assert world.offsets() == kept(0, 120)
     done = world.second_log()
-    assert (done.offset, done.metadata.split(" ")[:2]) == (120, ["kl2", "done"])
+    assert (done.offset, done.metadata.split(" ")[:2]) == (120, ["kl1", "done"])
     world.stranger_commits(0, "not ours", of_second_log=True)
     world.grow_to(150)
     is_exact_once_drained(world, (70, 120))
@@ -271,7 +271,7 @@ def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, forg
     def numbers(*words):
         found = json.loads(shown("--json", *words))
         [partition] = found["partitions"]
-        return found["by"], partition["committed"], partition["missing"]
+        return found["source"], partition["committed"], partition["missing"]
 
     assert numbers() == ("commit logs", 50, [])
     assert numbers("--table", world.table) == (world.table, 30, [[30, 50]])
@@ -650,7 +650,7 @@ def test_a_quarantined_offset_is_not_lost_to_a_second_log_of_an_earlier_life(for
     """With the mode off too: what passed the live lane is processed, though that log says that it is done."""
     world = forgetful()
     world.grow_to(50)
-    world.stranger_commits(200, "kl1 done", of_second_log=True)
+    world.stranger_commits(200, "kl1 done @-", of_second_log=True)
     live = {"topics": [world.topic], "group_id": world.group, "max_poll_records": 20}
     with world.kafka.consumer(**live) as consumer:
         consumer.commit(consumer.poll(120))

@@ -34,7 +34,7 @@ _EPOCH = re.compile(r"ConsumerGroupHeartbeat of member id .* generation id (-?\d
 class What(Coded):
     """Everything a timeline tells; the value is what people read."""
 
-    CONSUMER_MADE = "consumer made"
+    CONSUMER_CREATED = "consumer created"
     POLL_CALLED = "poll() called"
     BATCH_POLLED = "poll() gave a batch"
     COMMIT_REFUSED = "commit() refused"
@@ -98,14 +98,16 @@ class Telling:
 
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` makes the same telling of."""
-        events = [{"at": e.at, "who": e.what.who, "what": e.what.code, "detail": e.detail} for e in self.events]
+        events = [
+            {"seconds": e.at, "source": e.what.who, "event": e.what.code, "detail": e.detail} for e in self.events
+        ]
         return {"scene": asdict(self.scene), "events": events}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The telling that was written."""
-        known = ((e, What.of_code(e["what"])) for e in fields["events"])
-        events = tuple(Event(e["at"], what, e["detail"]) for e, what in known if what is not None)
+        known = ((e, What.of_code(e["event"])) for e in fields["events"])
+        events = tuple(Event(e["seconds"], what, e["detail"]) for e, what in known if what is not None)
         return cls(Scene(**fields["scene"]), events)
 
 

@@ -45,7 +45,7 @@ def main(cluster: Mapping[str, Any], name: str, scene: Scene) -> None:
     told = {"bootstrap_servers": cluster["bootstrap_servers"], **cluster["security"], **_protocol(scene)}
     kafka = KafkaLivenessResource(extra={**cluster["extra"], "debug": DEBUG}, **told)
     with kafka.consumer(topics=[name], group_id=name, max_batch_seconds=scene.poll_interval) as consumer:
-        _tell(What.CONSUMER_MADE, str(consumer.timeouts))
+        _tell(What.CONSUMER_CREATED, str(consumer.timeouts))
         for work_seconds in (scene.stall, scene.poll_interval * IN_TIME):
             batch = _poll(consumer)
             if ended.wait(work_seconds):
