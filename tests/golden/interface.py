@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from copy import copy
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from enum import Enum
@@ -69,7 +70,9 @@ def names() -> str:
     return _FUNCTION.sub("", without_places(text)) + "\n"
 
 
-def _help(command: click.Command, name: str, above: click.Context | None = None) -> Iterator[str]:
+def _help(known: click.Command, name: str, above: click.Context | None = None) -> Iterator[str]:
+    command = copy(known)
+    command._help_option = None  # click keeps that of the first context, which may be another test's
     context = click.Context(
         command, above, name, terminal_width=_COLUMNS, max_content_width=_COLUMNS, **command.context_settings
     )
