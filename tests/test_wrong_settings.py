@@ -428,7 +428,7 @@ def test_each_unknown_setting_is_refused_with_the_nearest_name():
     with pytest.raises(InvalidSettingError) as refusal:
         asset(on_slow_record="quarantine", max_pol_records=1)
     assert str(refusal.value).splitlines() == [
-        "'on_slow_record' is no setting of asset orders",
+        "'on_slow_record' is no setting of asset orders: did you mean max_poll_records?",
         "'max_pol_records' is no setting of asset orders: did you mean max_poll_records?",
     ]
 

@@ -34,7 +34,7 @@ _WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expi
 def show(found: GroupStatus) -> Group:
     """The same for a terminal."""
     numbers = found.as_json()
-    words = f"lag {numbers['lag']:,}, {numbers['owed_offsets']:,} offsets pending, members: {len(found.members)}"
+    words = f"lag {numbers['lag']:,}, {numbers['pending_offsets']:,} offsets pending, members: {len(found.members)}"
     by = f"by the commit logs; for the table: kafka-liveness audit {found.group_id}"
     title = Text(f"group {found.group_id}: {words}", "bold")
     source = Text(f"by both commit logs and {found.table}" if found.table else by, "dim")

@@ -266,4 +266,4 @@ def _done(metadata: str) -> tuple[str, str]:
 
 def _origin(commit: tuple[int, str] | None, place: int) -> str:
     words = commit[1].split(" ") if commit else []
-    return words[place] if len(words) > place and words[place] != "@-" else ""
+    return words[place] if len(words) > place and "@" in words[place] and words[place] != "@-" else ""

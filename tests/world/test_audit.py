@@ -98,7 +98,7 @@ def test_the_object_has_what_a_program_asks_for(world, audit):
     world.owe_70_to_120()
     assert world.catch_up((70, 120)) is None
     _, found = audit(world)
-    assert set(found) >= {"group", "target", "is_table", "certified", "sentence", "snapshot_id", "owed_offsets"}
+    assert set(found) >= {"group", "target", "is_table", "certified", "sentence", "snapshot_id", "pending_offsets"}
     assert (found["target"], found["in_table_offsets"], found["written_off_offsets"]) == (world.table, 120, 0)
     [one] = found["partitions"]
     assert (one["topic_id"], one["ledger_complete"], one["rows"]) == (world.topic_id(), True, None)

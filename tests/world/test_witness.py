@@ -115,7 +115,7 @@ def test_a_stray_consumer_in_the_second_log_costs_nothing(forgetful):
     world.stranger_commits(0, "not ours", of_second_log=True)
     world.grow_to(150)
     is_exact_once_drained(world, (70, 120))
-    assert world.second_log().metadata.endswith(f" in {world.table}")
+    assert world.second_log().metadata.endswith(f" target {world.table}")
     world.cursor = None
     assert is_well(world.tick())
 
