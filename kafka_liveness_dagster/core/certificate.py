@@ -7,7 +7,7 @@ Told, never asking: who fetches the facts, the table's snapshots and its rows is
 >>> mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(70, 100),), origin=Origin(0))
 >>> facts = PartitionFacts(120, mark, 0, 120, account=Account((Span(0, 70), Span(100, 120)), start=0))
 >>> print(PartitionCertificate(TopicPartition("orders", 3), facts).sentence)
-every offset from 0 to 120 is in the table once, but for 30 owed (70-100)
+every offset from 0 to 120 is in the table once, but for 30 pending (70-100)
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _but_for(owed: tuple[int, str], dead: tuple[int, str], lost: tuple[int, str]
     parts = []
     if owed[0]:
         expired = f", {dead[0]:,} of them expired at the broker" if dead[0] else ""
-        parts.append(f"{owed[0]:,} owed ({owed[1]}{expired})")
+        parts.append(f"{owed[0]:,} pending ({owed[1]}{expired})")
     if lost[0]:
         parts.append(f"{lost[0]:,} written off ({lost[1]})")
     return f", but for {' and '.join(parts)}" if parts else ""

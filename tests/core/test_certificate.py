@@ -40,10 +40,10 @@ EXPIRED = "the table's history that would say so was expired"
 ONCE = "every offset from 0 to 120 is in the table once"
 CERTIFIED = {
     "all of it": (certificate(), ONCE),
-    "owed": (certificate(mark=OWING, account=UNTIL_70), f"{ONCE}, but for 50 owed (70-120)"),
+    "owed": (certificate(mark=OWING, account=UNTIL_70), f"{ONCE}, but for 50 pending (70-120)"),
     "owed and dead": (
         certificate(mark=OWING, account=UNTIL_70, log_start=100),
-        f"{ONCE}, but for 50 owed (70-120, 30 of them expired at the broker)",
+        f"{ONCE}, but for 50 pending (70-120, 30 of them expired at the broker)",
     ),
     "owed and lost": (
         certificate(
@@ -51,7 +51,7 @@ CERTIFIED = {
             account=UNTIL_70,
             second=replace(SECOND, reported=(Span(100, 120),)),
         ),
-        f"{ONCE}, but for 30 owed (70-100) and 20 written off (100-120)",
+        f"{ONCE}, but for 30 pending (70-100) and 20 written off (100-120)",
     ),
     "lost, as the table alone says": (
         certificate(account=replace(UNTIL_70, reported=(Span(70, 120),))),
@@ -61,7 +61,7 @@ CERTIFIED = {
     "drained, and the first log has not dropped it yet": (certificate(mark=OWING), ONCE),
     "to be processed again, though it is there": (
         certificate(mark=replace(OURS, owed=(Span(70, 120),), again=Span(70, 120))),
-        f"{ONCE}, but for 50 owed (70-120)",
+        f"{ONCE}, but for 50 pending (70-120)",
     ),
     "a stranger's commit, but the table has it all": (certificate(mark=None), ONCE),
     "another program's metadata, but the table has it all": (
@@ -82,7 +82,7 @@ CERTIFIED = {
     ),
     "its history was expired, and it owes": (
         certificate(mark=OWING, account=UNKNOWN),
-        f"{ONCE}, but for 50 owed (70-120); 0-70 by the commit logs' word alone: {EXPIRED}",
+        f"{ONCE}, but for 50 pending (70-120); 0-70 by the commit logs' word alone: {EXPIRED}",
     ),
     "written, and not committed yet": (
         certificate(committed=70),
@@ -102,7 +102,7 @@ CERTIFIED = {
     ),
     "a sink": (
         certificate(mark=OWING, account=None),
-        "both commit logs say that every offset from 0 to 120 is processed, but for 50 owed (70-120)",
+        "both commit logs say that every offset from 0 to 120 is processed, but for 50 pending (70-120)",
     ),
     "a sink, of a lane that could not ask": (
         certificate(mark=replace(OURS, origin=None), account=None, second=replace(SECOND, target=None)),
@@ -265,8 +265,8 @@ def test_the_group_is_certified_when_all_its_partitions_are():
     begin = "certified: group etl, table lake.shop.orders: every committed offset of"
     assert group(well).sentence == f"{begin} 1 partition is in the table once, 120 in all"
     assert group(well, owing, lost).sentence == (
-        f"{begin} 3 partitions is in the table once, 260 in all, but for 50 owed (orders:3:70-120) and 50 lost or "
-        "off (orders:3:70-120)"
+        f"{begin} 3 partitions is in the table once, 260 in all, but for 50 pending (orders:3:70-120) and 50 "
+        "written off (orders:3:70-120)"
     )
     seen = certificate(rows=RowFindings(90, without_rows=(Stretch(0, 120, 30),)))
     assert group(well, seen).sentence.endswith("once, 240 in all; 30 of them have a record, but no row")

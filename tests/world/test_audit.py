@@ -76,7 +76,7 @@ def test_a_life_with_a_crash_is_certified(world, audit):
     [one] = found["partitions"]
     assert code == 0
     assert (one["in_table"], one["pending"], one["missing"]) == ([[0, 70]], [[70, 120]], [])
-    assert one["sentence"] == "every offset from 0 to 120 is in the table once, but for 50 owed (70-120)"
+    assert one["sentence"] == "every offset from 0 to 120 is in the table once, but for 50 pending (70-120)"
     assert world.catch_up((70, 120)) is None
     world.grow_to(150)
     assert world.live() is None
@@ -227,7 +227,7 @@ def test_rows_outlive_their_records(world, audit):
         [[70, 100]],
         [],
     )
-    assert "50 owed (70-120, 30 of them expired at the broker)" in one["sentence"]
+    assert "50 pending (70-120, 30 of them expired at the broker)" in one["sentence"]
 
 
 def test_what_was_lost_and_told_is_excepted(world, audit):
@@ -293,9 +293,9 @@ def test_a_terminal_gets_the_certificate_as_its_last_line(world, services):
     lines = told.stdout.splitlines()
     assert f"{world.table} at snapshot" in told.stdout
     assert "overwrite by others" in told.stdout
-    assert f"{world.tp}: every offset from 0 to 120 is in the table once, but for 50 owed (70-120)" in lines
+    assert f"{world.tp}: every offset from 0 to 120 is in the table once, but for 50 pending (70-120)" in lines
     assert lines[-1].startswith(f"certified: group {world.group}, table {world.table}: ")
-    assert lines[-1].endswith(f"70 in all, but for 50 owed ({world.tp}:70-120)")
+    assert lines[-1].endswith(f"70 in all, but for 50 pending ({world.tp}:70-120)")
 
 
 def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
@@ -307,7 +307,7 @@ def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
     code, found = audit(world, *nowhere)
     assert (code, found["is_table"], found["target"]) == (0, False, "ParquetSink")
     assert (
-        "both commit logs say that every offset from 0 to 50 is processed, but for 20 owed (30-50)"
+        "both commit logs say that every offset from 0 to 50 is processed, but for 20 pending (30-50)"
         in (found["partitions"][0]["sentence"])
     )
     assert "go to the sink ParquetSink" in refused(world.group, "--deep", *nowhere)

@@ -182,7 +182,7 @@ def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transac
 
         def measured():
             told = CliRunner().invoke(cli.main, [*command, "--prometheus"], catch_exceptions=False).output
-            found = dict(re.findall(r"^kafka_liveness_held_back_(\w+)\{.*\} (\S+)$", told, re.MULTILINE))
+            found = dict(re.findall(r"^kafka_liveness_open_transaction_(\w+)\{.*\} (\S+)$", told, re.MULTILINE))
             return found if "age_seconds" in found else None  # as above
 
         wait_for(is_unwell)
