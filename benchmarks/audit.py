@@ -27,16 +27,15 @@ from benchmarks.lake import fill, new_topic, own_services
 from benchmarks.left_behind import commit
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.ledger_text import encode
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.ledger import Account, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.session import connect
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
+from kafka_liveness_dagster.spark.connect.session import connect
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,7 @@ from benchmarks import partitioned
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import quartiles
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.embedded import process
+from kafka_liveness_dagster.embedded import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ def webserver(home: Path) -> Iterator[tuple[dg.DagsterInstance, str]]:
         with dg.DagsterInstance.from_config(str(home)) as instance:
             yield instance, url
     finally:
-        process.end([psutil.Process(child.pid)])
+        processes.end([psutil.Process(child.pid)])
         child.wait()
 
 
@@ -119,7 +119,7 @@ def _await(url: str, child: subprocess.Popen[bytes], log: Path) -> None:
                 return
         except URLError as error:
             if child.poll() is not None or time.monotonic() > give_up_at:
-                raise RuntimeError(process.last_lines(log)) from error
+                raise RuntimeError(processes.last_lines(log)) from error
             time.sleep(0.2)
 
 

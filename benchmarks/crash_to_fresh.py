@@ -39,14 +39,13 @@ from benchmarks.lake import Lake, fresh_at, lake, log_ends, new_topic
 from benchmarks.left_behind import Trickle
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
-from kafka_liveness_dagster.embedded.jars import pyspark_folder
-from kafka_liveness_dagster.embedded.java import find_java
+from kafka_liveness_dagster.embedded.jars import find_java, pyspark_folder
 from kafka_liveness_dagster.runs.tags import sign_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 TITLE = "From SIGKILL to fresh data"
 PARTITIONS = 8

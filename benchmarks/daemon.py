@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import dagster as dg
 import psutil
 
-from kafka_liveness_dagster.embedded import process
+from kafka_liveness_dagster.embedded import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,7 +84,7 @@ class Daemon:
         return psutil.Process(child.pid)
 
     def _end(self) -> None:
-        process.end([psutil.Process(child.pid) for child in self._started if child.poll() is None])
+        processes.end([psutil.Process(child.pid) for child in self._started if child.poll() is None])
         for child in self._started:
             child.wait()
         self.instance.dispose()
@@ -98,6 +98,6 @@ class Daemon:
         give_up_at = time.monotonic() + _PATIENCE
         while (one := found()) is None:
             if any(child.poll() is not None for child in self._started) or time.monotonic() > give_up_at:
-                raise RuntimeError(f"no {what} in {_PATIENCE:.0f} s:\n{process.last_lines(self._log)}")
+                raise RuntimeError(f"no {what} in {_PATIENCE:.0f} s:\n{processes.last_lines(self._log)}")
             time.sleep(0.1)
         return one

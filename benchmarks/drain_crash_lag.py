@@ -31,7 +31,7 @@ from kafka_liveness_dagster.spark.source import read
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 TITLE = "Draining crash lag"
 GOAL = 0.9

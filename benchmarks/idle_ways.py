@@ -19,13 +19,13 @@ from benchmarks import crashing, idle_child, resting
 from benchmarks.daemon import Daemon
 from benchmarks.lake import fill, new_topic
 from benchmarks.ways import start_stream
-from kafka_liveness_dagster.embedded import process
+from kafka_liveness_dagster.embedded import processes as embedded_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.lake import Lake
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 PARTITIONS, RECORDS = 8, 8_000
 _KEPT_ALIVE, _SOON = "86400", "1"  # idle_seconds of a run
@@ -139,9 +139,9 @@ class Ways:
         try:
             yield child
         except Exception as error:
-            raise RuntimeError(process.last_lines(log)) from error
+            raise RuntimeError(embedded_processes.last_lines(log)) from error
         finally:
-            process.end([psutil.Process(child.pid)])
+            embedded_processes.end([psutil.Process(child.pid)])
             child.communicate()
 
 

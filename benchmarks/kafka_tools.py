@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.embedded import jars
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,10 +24,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.embedded import services
 from kafka_liveness_dagster.embedded.jars import jars_folder
-from kafka_liveness_dagster.spark.schema import create
-from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.spark.connect.session import connect
 from kafka_liveness_dagster.spark.source import DEFAULTS, group_id
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table.schema import create
+from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

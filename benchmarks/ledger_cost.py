@@ -28,7 +28,7 @@ from benchmarks.ways import Runs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 TITLE = "Cost of the ledger"
 PARTITIONS = 8

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.kafka.portions import portions
+from kafka_liveness_dagster.kafka.committer import portions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

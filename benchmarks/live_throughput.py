@@ -28,7 +28,7 @@ from benchmarks.ways import FLIGHTS, Runs, everything, in_words, one_pass, strea
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 TITLE = "Live throughput"
 PARTITIONS = 8

@@ -18,16 +18,16 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSp
 import kafka_liveness_dagster as kl
 from benchmarks.lake import own_services
 from benchmarks.left_behind import commit
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.run_ids import run_mark
 from kafka_liveness_dagster.runs.tags import lane_tags
-from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.observation import GroupLook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafka_liveness_dagster.declare.definitions import KafkaAsset
+    from kafka_liveness_dagster.assets.definitions import KafkaAsset
 
 COMMITTED, LOG_END = 7, 12
 OWED, DONE = Span(2, 5), Span(2, 3)

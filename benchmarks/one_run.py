@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
 
 TOPIC, WANTED = "KAFKA_LIVENESS_BENCH_TOPIC", "KAFKA_LIVENESS_BENCH_WANTED"
 TABLE, GROUP = "lake.bench.run_overhead", "run-overhead"

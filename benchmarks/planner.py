@@ -23,11 +23,11 @@ from rich.console import Console
 
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import interleaved, quartiles, ratio, spread
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark
-from kafka_liveness_dagster.core.fairness import plan
+from kafka_liveness_dagster.core.batch_planning import plan
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
 from kafka_liveness_dagster.core.resume import ResumePolicy, resume
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

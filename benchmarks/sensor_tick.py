@@ -33,7 +33,7 @@ from benchmarks import kafka_tools
 from benchmarks.many_groups import WatchedGroup, broker, caught_up, crash, have_done, make_topic, watched
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import interleaved, quartiles, spread
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 
 if TYPE_CHECKING:

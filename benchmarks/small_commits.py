@@ -21,12 +21,12 @@ from rich.progress import track
 
 from benchmarks.lake import lake
 from benchmarks.report import Table, keep, show
-from kafka_liveness_dagster.core.layout import BY_KAFKA_PARTITION, Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.maintenance import Maintenance
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION, Layout
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ from benchmarks.ways import Runs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 TITLE = "Snapshots"
 PARTITIONS = 8

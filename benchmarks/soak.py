@@ -27,8 +27,8 @@ from benchmarks.report import keep, show
 from benchmarks.soak_samples import Soak
 from benchmarks.soak_told import draw, told
 from benchmarks.steady import Steady
-from kafka_liveness_dagster.spark.session import connect
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.connect.session import connect
+from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 if TYPE_CHECKING:
     from benchmarks.soak_samples import Sample

@@ -21,7 +21,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from benchmarks import jvm
 from benchmarks.soaking import TABLE, orders
-from kafka_liveness_dagster.core.ledger_text import decode
+from kafka_liveness_dagster.core.ledger import decode
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.runs.tags import sign_of
 

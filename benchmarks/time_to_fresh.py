@@ -35,7 +35,7 @@ from benchmarks.ways import Runs, start_stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 TITLE = "Time to fresh data after a crash"
 PARTITIONS = 8

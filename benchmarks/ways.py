@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     import kafka_liveness_dagster as kl
     from benchmarks.lake import Lake
-    from kafka_liveness_dagster.declare.definitions import KafkaAsset
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
-    from kafka_liveness_dagster.spark.table import IcebergTable
+    from kafka_liveness_dagster.assets.definitions import KafkaAsset
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 FLIGHTS = (1, 2)
 """``batches_in_flight``: what is compared."""

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from confluent_kafka import Message, Producer
 
-from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from kafka_liveness_dagster.kafka.topics import EMBEDDED_PARTITIONS, create_missing
 
 TOPIC = "orders"

@@ -13,9 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafka_liveness_dagster.assets.component import KafkaAssetComponent
+    from kafka_liveness_dagster.assets.decorator import kafka_asset
+    from kafka_liveness_dagster.assets.definitions import KafkaAsset
     from kafka_liveness_dagster.core.bad_records import BadRecordError
-    from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
-    from kafka_liveness_dagster.core.commit_log import ForeignCommitError
+    from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
+    from kafka_liveness_dagster.core.commit_metadata import ForeignCommitError
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.events import (
         CrashLagForgotten,
@@ -30,32 +34,28 @@ if TYPE_CHECKING:
         RebalanceCompleted,
         RebalanceStarted,
     )
-    from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.heartbeat import FenceReason
-    from kafka_liveness_dagster.core.ledger_text import LedgerError
+    from kafka_liveness_dagster.core.fencing import FenceReason
+    from kafka_liveness_dagster.core.ledger import LedgerError
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-    from kafka_liveness_dagster.core.registered import SchemaUnusableError
-    from kafka_liveness_dagster.core.resume import NoCommittedOffsetError
-    from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
-    from kafka_liveness_dagster.core.witnesses import (
+    from kafka_liveness_dagster.core.partition_state import (
         DataExpiredError,
         OtherGroupError,
         OtherTableError,
         RowsMissingError,
         TopicRecreatedError,
     )
-    from kafka_liveness_dagster.declare.asset import kafka_asset
-    from kafka_liveness_dagster.declare.component import KafkaAssetComponent
-    from kafka_liveness_dagster.declare.definitions import KafkaAsset
-    from kafka_liveness_dagster.embedded.errors import (
+    from kafka_liveness_dagster.core.resume import NoCommittedOffsetError
+    from kafka_liveness_dagster.core.schemas import SchemaUnusableError
+    from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
+    from kafka_liveness_dagster.embedded.state import (
         JarsError,
         JavaNotFoundError,
         PortTakenError,
         ServiceNotStartedError,
         ServicesDownError,
     )
-    from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
-    from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.kafka.catch_up.commit_log import NotOwedError
+    from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer, PausedPartitionError
     from kafka_liveness_dagster.kafka.errors import (
         AccessRefusedError,
         BrokerUnreachableError,
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
         KafkaRefusedError,
         TopicNotFoundError,
     )
-    from kafka_liveness_dagster.kafka.records import OvertakenError
-    from kafka_liveness_dagster.kafka.registry import RegistryUnreachableError, SchemaNotFoundError
-    from kafka_liveness_dagster.kafka.second_log import NotOwedError
-    from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
+    from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
+    from kafka_liveness_dagster.kafka.record_reader import OvertakenError
+    from kafka_liveness_dagster.kafka.schema_registry import RegistryUnreachableError, SchemaNotFoundError
+    from kafka_liveness_dagster.lanes.runs import IncompleteWindowError
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.registry import SchemaRegistryResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
@@ -190,35 +190,35 @@ _HOMES = {
     name: home
     for home, names in {
         "core.bad_records": "BadRecordError",
-        "core.batch_sizer": "PoisonedOffsetError",
-        "core.commit_log": "ForeignCommitError",
+        "core.batch_size": "PoisonedOffsetError",
+        "core.commit_metadata": "ForeignCommitError",
         "core.errors": "InvalidSettingError KafkaLivenessError",
         "core.events": (
             "CrashLagForgotten CrashLagFound GhostFound GroupDied GroupEmptied GroupEvent LeaveReason MemberJoined "
             "MemberLeft RebalanceCompleted RebalanceStarted"
         ),
-        "core.fairness": "Batch",
-        "core.heartbeat": "FenceReason",
-        "core.ledger_text": "LedgerError",
+        "core.batch_planning": "Batch",
+        "core.fencing": "FenceReason",
+        "core.ledger": "LedgerError",
         "core.offsets": "OffsetRange TopicPartition",
-        "core.registered": "SchemaUnusableError",
+        "core.schemas": "SchemaUnusableError",
         "core.resume": "NoCommittedOffsetError",
         "core.timeouts": "RunBudgetSpentError",
-        "core.witnesses": "DataExpiredError OtherGroupError OtherTableError RowsMissingError TopicRecreatedError",
-        "declare.asset": "kafka_asset",
-        "declare.component": "KafkaAssetComponent",
-        "declare.definitions": "KafkaAsset",
-        "embedded.errors": "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError ServicesDownError",
-        "kafka.catch_up": "CatchUpConsumer PausedPartitionError",
-        "kafka.consumer": "LivenessConsumer",
+        "core.partition_state": "DataExpiredError OtherGroupError OtherTableError RowsMissingError TopicRecreatedError",
+        "assets.decorator": "kafka_asset",
+        "assets.component": "KafkaAssetComponent",
+        "assets.definitions": "KafkaAsset",
+        "embedded.state": "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError ServicesDownError",
+        "kafka.catch_up.consumer": "CatchUpConsumer PausedPartitionError",
+        "kafka.live.consumer": "LivenessConsumer",
         "kafka.errors": (
             "AccessRefusedError BrokerUnreachableError CommitRefusedError FencedError KafkaRefusedError "
             "TopicNotFoundError"
         ),
-        "kafka.records": "OvertakenError",
-        "kafka.registry": "RegistryUnreachableError SchemaNotFoundError",
-        "kafka.second_log": "NotOwedError",
-        "lanes.windows": "IncompleteWindowError",
+        "kafka.record_reader": "OvertakenError",
+        "kafka.schema_registry": "RegistryUnreachableError SchemaNotFoundError",
+        "kafka.catch_up.commit_log": "NotOwedError",
+        "lanes.runs": "IncompleteWindowError",
         "resources.kafka": "KafkaLivenessResource",
         "resources.registry": "SchemaRegistryResource",
         "resources.spark": "SparkConnectResource",

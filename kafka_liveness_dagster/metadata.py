@@ -17,9 +17,9 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.core.departures import PartitionSnapshot
     from kafka_liveness_dagster.core.events import MemberLeft
-    from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.core.membership import PartitionSnapshot
 
 _COLUMNS = dg.TableSchema(
     [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyspark.sql import SparkSession
 
-    from kafka_liveness_dagster.declare.definitions import KafkaAsset
+    from kafka_liveness_dagster.assets.definitions import KafkaAsset
     from kafka_liveness_dagster.embedded.services import Services
 
 # Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives none back.
@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _no_asset_of_another_test() -> None:
     """Forget the assets of earlier tests: two of one process may not write the same rows."""
-    owners = sys.modules.get("kafka_liveness_dagster.declare.owners")
+    owners = sys.modules.get("kafka_liveness_dagster.assets.owners")
     if owners is not None:
         owners._owners.clear()
 
@@ -259,7 +259,7 @@ def produce() -> Callable[[str, str, int, Iterable[str]], None]:
 @pytest.fixture(scope="session")
 def spark(services: Services) -> Iterator[SparkSession]:
     """A Spark Connect session for tests that need only one."""
-    from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.connect.session import connect  # noqa: PLC0415
 
     session = connect(services.spark_remote, timeout_seconds=120)  # a cold server, on a machine that may be busy
     yield session
@@ -287,7 +287,7 @@ def warm_spark(spark: SparkSession, catalog_name: str) -> SparkSession:
     Nor may it be canceled: an interrupt while Iceberg's classes are initialised leaves the server unable to write.
     """
     from kafka_liveness_dagster.core.offsets import OffsetRange  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.iceberg import write  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table.write import write  # noqa: PLC0415
 
     ranges, table = [OffsetRange("warm", 0, 0, 1)], f"{catalog_name}.warm_{uuid4().hex[:8]}.orders"
     write(spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset"))

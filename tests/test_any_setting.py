@@ -15,19 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.assets import owners
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.declare import owners
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import made
 from kafka_liveness_dagster.sensor.settings import SensorSettings
+from kafka_liveness_dagster.settings.asset import KafkaAssetSettings, KafkaResourceSettings, SparkResourceSettings
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
-from kafka_liveness_dagster.settings.declarations import (
-    KafkaAssetSettings,
-    KafkaResourceSettings,
-    SparkResourceSettings,
-)
 from kafka_liveness_dagster.settings.groups import Group
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
 

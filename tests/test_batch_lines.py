@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.lanes import batch_lines
-from kafka_liveness_dagster.lanes.batch_lines import BatchLines
-from kafka_liveness_dagster.spark.iceberg import Written
+from kafka_liveness_dagster.lanes import batch_reporting
+from kafka_liveness_dagster.lanes.batch_reporting import BatchLines
+from kafka_liveness_dagster.spark.table.write import Written
 
 
 class Log(list):
@@ -26,7 +26,7 @@ class Log(list):
 def clock(monkeypatch):
     """The time, to be set."""
     now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(batch_lines, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    monkeypatch.setattr(batch_reporting, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
 

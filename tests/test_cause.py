@@ -8,13 +8,12 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import crash_lag_observations
+from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations
+from kafka_liveness_dagster.sensor.observation import GroupLook
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 CRASHED, FINDER = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"

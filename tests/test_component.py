@@ -19,7 +19,7 @@ from dagster.components.core.package_entry import DG_PLUGIN_ENTRY_POINT_GROUP
 from dagster.components.testing import create_defs_folder_sandbox
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.declare.yaml_asset import AssetAttributes
+from kafka_liveness_dagster.assets.yaml import AssetAttributes
 from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
 
 TYPE = "kafka_liveness_dagster.KafkaAssetComponent"
@@ -157,7 +157,7 @@ def test_every_setting_arrives(project, monkeypatch):
         heard.update(settings)
         return kl.kafka_asset(**settings)
 
-    monkeypatch.setattr("kafka_liveness_dagster.declare.component.kafka_asset", listen)
+    monkeypatch.setattr("kafka_liveness_dagster.assets.component.kafka_asset", listen)
     write(project, **told, **EMBEDDED)
     load(project)
     told["sensor"]["default_status"] = dg.DefaultSensorStatus.RUNNING

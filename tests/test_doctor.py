@@ -19,10 +19,10 @@ from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatu
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._daemon.types import DaemonHeartbeat
 
-from kafka_liveness_dagster.cli import checkup_dagster
-from kafka_liveness_dagster.core.checkup import Outcome, judged
-from kafka_liveness_dagster.core.checkup_dagster import INSTANCE
-from kafka_liveness_dagster.core.checkup_spark import CATALOG, SERVER, SETTINGS, catalogs_of
+from kafka_liveness_dagster.doctor import dagster_facts
+from kafka_liveness_dagster.doctor.dagster_rules import INSTANCE
+from kafka_liveness_dagster.doctor.rules import Outcome, judged
+from kafka_liveness_dagster.doctor.spark_rules import CATALOG, SERVER, SETTINGS, catalogs_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "production.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ ORDERS = DOCS / "examples" / "orders.py"
 
 
 def examined(home, module=None, file=ORDERS):
-    return {(one.area, one.check): one.answer for one in checkup_dagster.examine(home, module, file)}
+    return {(one.area, one.check): one.answer for one in dagster_facts.examine(home, module, file)}
 
 
 def not_well(found):

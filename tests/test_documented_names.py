@@ -106,11 +106,11 @@ def code():
 
 def is_in_room(name):
     """Return whether a dotted name, which begins with a room, is a module or is defined in that module."""
-    room, module, *inside = name.split(".")
-    path = PACKAGE / room / f"{module}.py"
-    if not path.is_file():
-        return (PACKAGE / room / module).is_dir() and not inside
-    return set(inside) <= defined(path)[1]
+    folder, inside = PACKAGE, name.split(".")
+    while inside and (folder / inside[0]).is_dir():
+        folder /= inside.pop(0)
+    path = folder / f"{inside.pop(0)}.py" if inside else folder / "__init__.py"
+    return path.is_file() and set(inside) <= defined(path)[1]
 
 
 def exists(name, classes, names):
@@ -158,7 +158,7 @@ def test_every_form_of_a_name_is_seen(page, found):
 @pytest.mark.parametrize(
     ("name", "is_there"),
     [
-        ("core.batch_sizer", True),
+        ("core.batch_size", True),
         ("core.resume.resume", True),
         ("core.resume.check_target", False),
         ("core.flight", False),

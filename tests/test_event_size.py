@@ -6,15 +6,14 @@ import dagster as dg
 import pytest
 from dagster._serdes import serialize_value
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import CrashLagFound, MemberJoined
-from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.metadata import Tally, range_table
-from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import crash_lag_observations, group_observations
+from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations, group_observations
+from kafka_liveness_dagster.sensor.observation import GroupLook
 
 RUN = "0badcafe-1111-4222-8333-444444444444"
 MOST = {"observation": 7_000, "materialization": 4_000}

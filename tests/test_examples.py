@@ -14,7 +14,7 @@ import trustme
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
-from kafka_liveness_dagster.cli.connection import reached
+from kafka_liveness_dagster.cli.options import reached
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}

@@ -13,11 +13,11 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.processes import Sign
-from kafka_liveness_dagster.kafka import times
-from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+from kafka_liveness_dagster.core.process_status import Sign
+from kafka_liveness_dagster.kafka import timestamps
+from kafka_liveness_dagster.kafka.group_description import Commit, Group, GroupMember
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 
@@ -88,7 +88,7 @@ def tick(instance, monkeypatch, tmp_path):
     """Evaluate the sensor with a cursor: ``tick(cursor) -> result``."""
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
     monkeypatch.setattr(time, "time", lambda: NOW)
-    monkeypatch.setattr(times, "held_back", lambda *_: ())
+    monkeypatch.setattr(timestamps, "held_back", lambda *_: ())
     asset = kl.kafka_asset(
         topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True,
         complete_every="1h", completeness=kl.Completeness(start="2026-11-01"),

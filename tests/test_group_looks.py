@@ -12,22 +12,21 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core import health
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.ghosts import Absence
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
 from kafka_liveness_dagster.core.health import Gravity
-from kafka_liveness_dagster.core.membership import Run, RunFate
+from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.processes import Word
-from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.kafka import times
-from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+from kafka_liveness_dagster.core.orphaned_runs import Absence
+from kafka_liveness_dagster.core.process_status import Word
+from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.kafka import timestamps
+from kafka_liveness_dagster.kafka.group_description import Commit, Group, GroupMember
 from kafka_liveness_dagster.runs.tags import FENCED_TAG, PARTITION_TAG, lane_tags
-from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
-from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import group_observations
+from kafka_liveness_dagster.sensor.asset_events import group_observations
+from kafka_liveness_dagster.sensor.dead_runs import Ghosts, free_slots
+from kafka_liveness_dagster.sensor.observation import GroupLook
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 GROUP, CATCH_UP, TOPIC = "orders-etl", "orders-etl.catch-up", "orders"
@@ -317,7 +316,7 @@ def test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while():
 def tick(cluster, instance, monkeypatch, tmp_path):
     """Evaluate the sensor once; add the partitions that it requests."""
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
-    monkeypatch.setattr(times, "held_back", lambda *_: ())
+    monkeypatch.setattr(timestamps, "held_back", lambda *_: ())
     asset = kl.kafka_asset(
         topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True
     )(lambda batch: batch)

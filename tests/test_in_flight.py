@@ -9,12 +9,12 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
-from kafka_liveness_dagster.spark.iceberg import Written
+from kafka_liveness_dagster.spark.table.write import Written
 
 PATIENCE = 180.0  # seconds
 

@@ -11,8 +11,8 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.lanes import lanes as module
-from kafka_liveness_dagster.lanes.lanes import _again, _left_behind, _quarantines, _until_idle
+from kafka_liveness_dagster.lanes import runs as module
+from kafka_liveness_dagster.lanes.runs import _again, _left_behind, _quarantines, _until_idle
 
 DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
 BACKFILL = "dagster/backfill"

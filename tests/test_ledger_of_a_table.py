@@ -7,13 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.ledger import Snapshot
+from kafka_liveness_dagster.core.ledger import Account, Snapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.witnesses import OtherGroupError, RowsMissingError
-from kafka_liveness_dagster.spark import ledger as module
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.summaries import HAD, SINCE, WROTE
+from kafka_liveness_dagster.core.partition_state import OtherGroupError, RowsMissingError
+from kafka_liveness_dagster.spark.table import ledger as module
+from kafka_liveness_dagster.spark.table.ledger import HAD, SINCE, WROTE, TableLedger
 
 AT = TopicPartition("orders", 3)
 

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.lanes.materialized import Materializations
+from kafka_liveness_dagster.lanes.materializations import Materializations
 from kafka_liveness_dagster.spark.errors import SparkSilentError
 
 

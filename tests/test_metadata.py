@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata
 

@@ -172,7 +172,10 @@ def test_each_public_name_is_where_the_package_looks_for_it():
         ("kafka_liveness_dagster.core.gone", ["kafka_liveness_dagster.core.gone"]),
         ("kafka_liveness_dagster.KafkaAsset.gone", ["kafka_liveness_dagster.KafkaAsset.gone"]),
         ('x = "kafka_liveness_dagster.cli.main:gone"', ["kafka_liveness_dagster.cli.main:gone"]),
-        ("kafka_liveness_dagster.kafka.link.Gone, as before.", ["kafka_liveness_dagster.kafka.link.Gone"]),
+        (
+            "kafka_liveness_dagster.kafka.run_context.Gone, as before.",
+            ["kafka_liveness_dagster.kafka.run_context.Gone"],
+        ),
         ("  - python_module: definitions.gone", ["definitions.gone"]),
         ("python -m tests.gone PARTS", ["tests.gone", "-m tests.gone"]),
         ('[sys.executable, "-m", "tests.world", *more]', ["-m tests.world"]),

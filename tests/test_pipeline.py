@@ -7,15 +7,15 @@ from contextlib import nullcontext
 
 import pytest
 
-from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.lanes.dead_letters import Landed
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
-from kafka_liveness_dagster.spark.iceberg import Written
+from kafka_liveness_dagster.spark.table.write import Written
 from tests.waiting import wait_for
 
 LOG = logging.getLogger("kafka_liveness_dagster")
@@ -134,7 +134,7 @@ def test_other_failures_end_the_run(reason, raised):
 def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
     """While it is slow, and again when it is too slow: the advice about its size alone would help nothing."""
     for name in ("SLOW_SECONDS", "EVERY_SECONDS"):
-        monkeypatch.setattr(f"kafka_liveness_dagster.lanes.throttling.{name}", 0.0)
+        monkeypatch.setattr(f"kafka_liveness_dagster.lanes.quotas.{name}", 0.0)
     lane = Lane([RuntimeError(CANCELED)])
     lane.fenced[1] = FenceReason.POLL_TIMEOUT
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.core.fencing import FenceReason
+from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
-from kafka_liveness_dagster.lanes import proven
+from kafka_liveness_dagster.lanes import row_check
 from kafka_liveness_dagster.spark.errors import SparkSilentError, SparkUnreachableError, TableUnreadableError
 
 LOG = logging.getLogger("kafka_liveness_dagster")
@@ -34,7 +34,7 @@ class Clock:
 def check(monkeypatch):
     """``check(*errors)`` with one error a look, the last one for all later looks; gives looks and seconds."""
     clock = Clock()
-    monkeypatch.setattr(proven, "time", clock)
+    monkeypatch.setattr(row_check, "time", clock)
 
     def run(*errors, limit_seconds=25.0, batches=1):
         looks = []
@@ -45,7 +45,7 @@ def check(monkeypatch):
             if error is not None:
                 raise error
 
-        proven.check_rows(SimpleNamespace(check_rows=look), LOG, limit_seconds, batches)
+        row_check.check_rows(SimpleNamespace(check_rows=look), LOG, limit_seconds, batches)
         return len(looks), clock.now
 
     run.clock = clock

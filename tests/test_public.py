@@ -19,7 +19,9 @@ import kafka_liveness_dagster as kl
 ROOT = Path(__file__).parents[1]
 NO_CLASS = {"GroupEvent"}  # a union has no docstring
 OF_COMMANDS = (
+    "kafka_liveness_dagster.audit.",
     "kafka_liveness_dagster.cli.",
+    "kafka_liveness_dagster.kafka.group_status",
     "kafka_liveness_dagster.kafka.topics",
 )
 INSIDE = {"HandoverDueError"}  # raised to who waits within a poll, and caught there

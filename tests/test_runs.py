@@ -12,10 +12,10 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, RunState
-from kafka_liveness_dagster.core.run_marks import place_of
+from kafka_liveness_dagster.core.fencing import Away, FenceReason, RunState
+from kafka_liveness_dagster.core.run_ids import place_of
 from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
-from kafka_liveness_dagster.runs.link import _state, link_of
+from kafka_liveness_dagster.runs.run_context import _state, link_of
 from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, place_tag, why_away
 
 REMAINING = "what is left of dagster/max_runtime"

@@ -12,12 +12,12 @@ import pytest
 from dagster._daemon.sensor import MIN_INTERVAL_LOOP_TIME
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.departures import GroupState
+from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, Memory, Remembered
 from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
-from kafka_liveness_dagster.core.ghosts import Absence
-from kafka_liveness_dagster.core.group_snapshot import GroupState
-from kafka_liveness_dagster.core.watch import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, Memory, Remembered
+from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
-from kafka_liveness_dagster.sensor.hooks import EventHook
+from kafka_liveness_dagster.sensor.run_requests import EventHook
 
 LOG = logging.getLogger(__name__)
 CRASH = MemberLeft("0badcafe", LeaveReason.CRASHED, ())

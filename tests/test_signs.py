@@ -15,23 +15,22 @@ import pytest
 from dagster._core.launcher import CheckRunHealthResult, RunLauncher, WorkerStatus
 from dagster._serdes import ConfigurableClass
 
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
-from kafka_liveness_dagster.core.membership import RunFate
-from kafka_liveness_dagster.core.processes import Entry, Sign, Word, judge
-from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.runs import host, signs
-from kafka_liveness_dagster.runs.link import link_of
-from kafka_liveness_dagster.runs.signs import SignsOfLife, word_of
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, RunFate
+from kafka_liveness_dagster.core.process_status import Entry, Sign, Word, judge
+from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.runs import heartbeat, proc
+from kafka_liveness_dagster.runs.heartbeat import SignsOfLife, word_of
+from kafka_liveness_dagster.runs.run_context import link_of
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, STEP_TAG, lane_tags, sign_of
-from kafka_liveness_dagster.sensor.runs_seen import asked_again, runs_of
+from kafka_liveness_dagster.sensor.observation import asked_again, runs_of
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 _TELLS = """
 import os
-from kafka_liveness_dagster.runs import host
-from kafka_liveness_dagster.core.processes import Sign
-print(Sign("0badcafe", None, host.process(os.getpid())).encode())
+from kafka_liveness_dagster.runs import proc
+from kafka_liveness_dagster.core.process_status import Sign
+print(Sign("0badcafe", None, proc.process(os.getpid())).encode())
 """
 
 
@@ -42,31 +41,31 @@ def instance():
 
 
 def word_here(told):
-    return judge(told, host.here(), host.entry(told.pid))
+    return judge(told, proc.here(), proc.entry(told.pid))
 
 
 def test_a_process_is_there_until_it_is_killed(child):
     """A zombie has ended, whether or not somebody collects it."""
-    told = host.process(child.pid)
+    told = proc.process(child.pid)
     assert word_here(told) is Word.THERE
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not collected
     assert Path(f"/proc/{child.pid}").exists()
-    assert (word_here(told), host.process(child.pid)) == (Word.GONE, None)
+    assert (word_here(told), proc.process(child.pid)) == (Word.GONE, None)
     child.wait()
-    assert host.entry(child.pid) == Entry(exists=False)
+    assert proc.entry(child.pid) == Entry(exists=False)
 
 
 def test_a_pid_that_came_again_is_another_process(child):
     """What counts is when it began, too."""
-    told = host.process(os.getpid())
-    assert host.entry(os.getpid()).began == told.began
-    assert host.process(child.pid).began > told.began
+    told = proc.process(os.getpid())
+    assert proc.entry(os.getpid()).began == told.began
+    assert proc.process(child.pid).began > told.began
 
 
 def test_in_another_container_nothing_is_known():
     """A real pid namespace on this very kernel: the same pid is another process there, or none."""
-    here = host.process(os.getpid())
+    here = proc.process(os.getpid())
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", _TELLS]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
@@ -75,20 +74,20 @@ def test_in_another_container_nothing_is_known():
     assert there.place.boot == here.place.boot
     assert there.place.cell != here.place.cell
     assert there.place.machine == "", "a container may be anywhere the next time"
-    assert judge(there, here.place, host.entry(there.pid)) is Word.UNKNOWN
+    assert judge(there, here.place, proc.entry(there.pid)) is Word.UNKNOWN
     assert judge(here, there.place, Entry(exists=False)) is Word.UNKNOWN
 
 
 def test_where_the_system_says_nothing_nothing_is_known(monkeypatch, tmp_path):
     """No /proc as Linux has it: no word, rather than a wrong one."""
-    monkeypatch.setattr(host, "_PROC", tmp_path)
-    host.here.cache_clear()
+    monkeypatch.setattr(proc, "_PROC", tmp_path)
+    proc.here.cache_clear()
     try:
-        assert host.here() is None
-        assert host.process(os.getpid()) is None
-        assert host.entry(os.getpid()) == Entry(exists=True)
+        assert proc.here() is None
+        assert proc.process(os.getpid()) is None
+        assert proc.entry(os.getpid()) == Entry(exists=True)
     finally:
-        host.here.cache_clear()
+        proc.here.cache_clear()
 
 
 # --- a run tells ----------------------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def run_of(instance, work, **tags):
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch, fails):
     """From its first line to its last; then its step is over, unless it failed and may be retried in the same run."""
-    monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
     seen = []
 
     def work(context):
@@ -120,15 +119,15 @@ def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch
 
     after = run_of(instance, work)
     assert seen[0].tags["lane"] == "live"
-    assert sign_of(seen[0]) == Sign(run_mark(after.run_id), 0, host.process(os.getpid()))
-    assert sign_of(after) == Sign(run_mark(after.run_id), None, host.process(os.getpid()), is_over=not fails)
+    assert sign_of(seen[0]) == Sign(run_mark(after.run_id), 0, proc.process(os.getpid()))
+    assert sign_of(after) == Sign(run_mark(after.run_id), None, proc.process(os.getpid()), is_over=not fails)
     assert seen[0].tags[STEP_TAG] == "orders"
     assert not any(thread.name == "kafka-liveness-signs-of-life" for thread in threading.enumerate())
 
 
 def test_a_sign_of_a_run_that_somebody_deleted_ends_no_step(instance, monkeypatch, caplog):
     """Its watchdog ends it; the process's log says why there is no sign."""
-    monkeypatch.setattr(signs, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
 
     def work(context):
         with SignsOfLife(context, {}):
@@ -142,9 +141,9 @@ def test_a_sign_of_a_run_that_somebody_deleted_ends_no_step(instance, monkeypatc
 
 def test_an_op_of_the_users_own_tells_its_process_too(instance):
     """By its consumer; that of a run which it repeats is not taken for its own."""
-    others = Sign("0000beef", 7, host.process(1)).encode()
+    others = Sign("0000beef", 7, proc.process(1)).encode()
     run = run_of(instance, lambda context: link_of(context, away_seconds=130), **{PROCESS_TAG: others})
-    assert sign_of(run) == Sign(run_mark(run.run_id), None, host.process(os.getpid()))
+    assert sign_of(run) == Sign(run_mark(run.run_id), None, proc.process(os.getpid()))
     assert run.tags[".dagster/kafka_liveness.max_absence_seconds"] == "130"
 
 
@@ -180,7 +179,7 @@ def told_by(process, instance, *events):
 
 def test_the_word_of_the_host(instance, child):
     """It is asked whether the run is a member or not: that costs nothing."""
-    run = told_by(host.process(child.pid), instance, STARTING, STARTED)
+    run = told_by(proc.process(child.pid), instance, STARTING, STARTED)
     assert word(instance, run, away=False) is Word.THERE
     child.kill()
     child.wait()
@@ -205,7 +204,7 @@ def test_a_catch_up_run_is_alive_from_its_start_to_its_end(instance, child):
             alive[status] = link.catch_up_runs("g")
             instance.delete_run(run_id)
         killed = add(dg.DagsterRunStatus.STARTED)
-        process = host.process(child.pid)
+        process = proc.process(child.pid)
         instance.add_run_tags(killed, {PROCESS_TAG: Sign(run_mark(killed), 0, process).encode()})
         alive["here"] = link.catch_up_runs("g")
         child.kill()
@@ -277,7 +276,7 @@ def test_the_word_of_the_launcher(cloud, monkeypatch, health, found):
     """Asked where the host says nothing, of runs that are away only."""
     monkeypatch.setattr(Cloud, "health", health)
     monkeypatch.setattr(Cloud, "asked", 0)
-    run, here = a_run(cloud, STARTING, STARTED), told_by(host.process(os.getpid()), cloud, STARTING, STARTED)
+    run, here = a_run(cloud, STARTING, STARTED), told_by(proc.process(os.getpid()), cloud, STARTING, STARTED)
     assert (word(cloud, run, away=False), word(cloud, here)) == (Word.UNKNOWN, Word.THERE)
     assert Cloud.asked == 0
     assert word(cloud, run) is found
@@ -300,7 +299,7 @@ def test_a_run_that_starts(instance, cloud, monkeypatch, events):
     run = a_run(instance, *events)
     assert [word(instance, run, later=seconds) for seconds in (0, 170, 190)] == [Word.UNKNOWN] * 2 + [Word.GONE]
     began = time.time() + 5  # a code server that began after it was launched
-    monkeypatch.setattr(host, "began", lambda: began)
+    monkeypatch.setattr(proc, "began", lambda: began)
     assert [word(instance, run, later=seconds) for seconds in (30, 40)] == [Word.UNKNOWN, Word.GONE]
     monkeypatch.setattr(Cloud, "health", CheckRunHealthResult(WorkerStatus.RUNNING))
     pending = a_run(cloud, *events)
@@ -333,7 +332,7 @@ def test_a_start_may_take_as_long_as_is_allowed():
 )
 def test_dagster_is_asked_again_after_the_process(instance, child, ended, fate, process):
     """What a run said before its process went is known when that is said to be gone."""
-    told = host.process(child.pid)
+    told = proc.process(child.pid)
     child.kill()
     child.wait()
     run = told_by(told, instance, STARTING, STARTED)

@@ -15,7 +15,7 @@ from mkdocs.config import load_config
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
-from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
 from website import messages, reference
 
 ROOT = Path(__file__).parents[1]

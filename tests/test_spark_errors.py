@@ -13,11 +13,18 @@ from pyspark.errors.exceptions.connect import (
 )
 from pyspark.sql.connect.client.retries import DefaultPolicy
 
+from kafka_liveness_dagster.spark.connect.connection import Line
+from kafka_liveness_dagster.spark.connect.session import _created
+from kafka_liveness_dagster.spark.error_classification import (
+    Why,
+    is_anew,
+    is_away,
+    is_cancelled,
+    is_the_servers,
+    refusal,
+)
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
-from kafka_liveness_dagster.spark.failed import Why, is_anew, is_away, is_cancelled, is_the_servers, refusal
-from kafka_liveness_dagster.spark.inside import OUTSIDE, stray
-from kafka_liveness_dagster.spark.line import Line
-from kafka_liveness_dagster.spark.session import _created
+from kafka_liveness_dagster.spark.row_guard import OUTSIDE, stray
 
 PLAN = f"+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat({OUTSIDE}, …"
 ICEBERG = "org.apache.iceberg.exceptions"

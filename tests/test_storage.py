@@ -10,11 +10,11 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.lanes.late import LateRecords
+from kafka_liveness_dagster.lanes.late_records import LateRecords
 from kafka_liveness_dagster.runs import storage
-from kafka_liveness_dagster.runs.signs import SignsOfLife
+from kafka_liveness_dagster.runs.heartbeat import SignsOfLife
 from kafka_liveness_dagster.runs.storage import needed, storage_of
 from tests.broken_storage import AWAY, FULL, LOCKED, READ_ONLY, broken
 from tests.waiting import wait_for

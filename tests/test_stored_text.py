@@ -15,38 +15,36 @@ from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._utils.tags import normalize_tags
 
 import kafka_liveness_dagster
+from kafka_liveness_dagster.audit.certificate import Certificate, PartitionCertificate
+from kafka_liveness_dagster.audit.rows import RowFindings, Stretch
+from kafka_liveness_dagster.audit.snapshots import Write
 from kafka_liveness_dagster.cli.audit_command import told_to_programs
-from kafka_liveness_dagster.cli.status import GroupStatus, MemberStatus, PartitionStatus
 from kafka_liveness_dagster.cli.timeline.events import Event, Scene, Telling, What
 from kafka_liveness_dagster.cli.timeline.verdict import judge
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate
-from kafka_liveness_dagster.core.checkup import FAIL, Finding, Outcome
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.comparison import RowFindings, Stretch
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.departures import Expiry, GroupState, PartitionSnapshot
+from kafka_liveness_dagster.core.event_detection import Memory, Remembered
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.ghosts import Absence
-from kafka_liveness_dagster.core.group_snapshot import GroupState
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
-from kafka_liveness_dagster.core.history import Write
-from kafka_liveness_dagster.core.ledger_text import encode
-from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot
+from kafka_liveness_dagster.core.fencing import Away, FenceReason
+from kafka_liveness_dagster.core.health import HeldBack
+from kafka_liveness_dagster.core.ledger import Account, encode
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.core.partition_keys import is_replay, range_of
-from kafka_liveness_dagster.core.processes import Place, Process, Sign
-from kafka_liveness_dagster.core.run_marks import place_of
-from kafka_liveness_dagster.core.transactions import HeldBack
-from kafka_liveness_dagster.core.watch import Memory, Remembered
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
-from kafka_liveness_dagster.embedded import process, state
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.core.process_status import Place, Process, Sign
+from kafka_liveness_dagster.core.run_ids import place_of
+from kafka_liveness_dagster.doctor.rules import FAIL, Finding, Outcome
+from kafka_liveness_dagster.embedded import processes, state
 from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.embedded.services import Services
 from kafka_liveness_dagster.failpoints import Failpoint
-from kafka_liveness_dagster.kafka.answers import GroupMember
+from kafka_liveness_dagster.kafka.group_description import GroupMember
+from kafka_liveness_dagster.kafka.group_status import GroupStatus, MemberStatus, PartitionStatus
 from kafka_liveness_dagster.runs import tags
-from kafka_liveness_dagster.runs.link import link_of
+from kafka_liveness_dagster.runs.run_context import link_of
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, ToldWindows
-from kafka_liveness_dagster.spark import snapshots, summaries
+from kafka_liveness_dagster.spark.table import commits, ledger
 
 AT, RUN = TopicPartition("orders", 3), "0badcafe"
 ORIGIN = Origin(0, "2Mq71qnKT1ul7FBvra2xew")
@@ -112,8 +110,8 @@ def test_the_ids_of_members_and_clients():
 
 def test_the_summaries_of_snapshots():
     """The names, and the text of the ledger."""
-    assert (summaries.WROTE, summaries.HAD) == ("kafka-liveness.written", "kafka-liveness.total")
-    assert (summaries.SINCE, snapshots.ATTEMPT) == ("kafka-liveness.total-as-of", "kafka-liveness.attempt")
+    assert (ledger.WROTE, ledger.HAD) == ("kafka-liveness.written", "kafka-liveness.total")
+    assert (ledger.SINCE, commits.ATTEMPT) == ("kafka-liveness.total-as-of", "kafka-liveness.attempt")
     assert in_sources('"(kafka-liveness[.][a-z-]+)"') == {"kafka-liveness.attempt", "kafka-liveness.ranges"}
     account = Account((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ORIGIN.topic_id, groups=frozenset({"etl"}))
     text = "orders/2Mq71qnKT1ul7FBvra2xew/etl 3@0:0-70,90-120!70-90"
@@ -299,7 +297,7 @@ def test_the_state_of_the_embedded_services(tmp_path, monkeypatch):
     stored = json.loads((state.home_folder() / "services.json").read_text())
     fields = {"port": 9092, "pid": 7, "process_marker": "00c0ffee", "ready": True, "token": "t"}
     assert stored == {"kafka": fields}
-    assert process.mark_option("00c0ffee") == "-Dkafka_liveness.process_marker=00c0ffee"
+    assert processes.mark_option("00c0ffee") == "-Dkafka_liveness.process_marker=00c0ffee"
     monkeypatch.delenv("KAFKA_LIVENESS_JARS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert jars_folder() == tmp_path / "kafka-liveness" / "jars"

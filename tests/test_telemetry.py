@@ -17,21 +17,20 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
-from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.departures import PartitionSnapshot
+from kafka_liveness_dagster.core.fencing import Away, FenceReason
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.embedded.ports import free_port
-from kafka_liveness_dagster.lanes.batch_metrics import BatchMetrics
+from kafka_liveness_dagster.embedded.processes import free_port
+from kafka_liveness_dagster.lanes.batch_reporting import BatchMetrics
 from kafka_liveness_dagster.lanes.dead_letters import Landed
-from kafka_liveness_dagster.runs.link import link_of
+from kafka_liveness_dagster.runs.run_context import link_of
 from kafka_liveness_dagster.runs.tags import lane_tags
-from kafka_liveness_dagster.spark.iceberg import Written
+from kafka_liveness_dagster.spark.table.write import Written
 from kafka_liveness_dagster.telemetry import metrics
-from kafka_liveness_dagster.telemetry.exporters import set_up
-from kafka_liveness_dagster.telemetry.group import Times, points
+from kafka_liveness_dagster.telemetry.group_metrics import Times, points
 from kafka_liveness_dagster.telemetry.metrics import METRICS
-from kafka_liveness_dagster.telemetry.traces import Phases
+from kafka_liveness_dagster.telemetry.otel import Phases, set_up
 from tests.receiver import over_grpc, over_http
 from tests.timeouts import seconds
 
@@ -45,17 +44,17 @@ SERIES = {
 }
 LABELS = {metrics.prometheus(label) for one in METRICS for label in one.labels}
 TELLS = """
-from kafka_liveness_dagster.telemetry import exporters, metrics, tell, traces
-with exporters.exported():
-    tell.tell(metrics.FENCES, 2, {metrics.GROUP: "etl"})
-    phases = traces.Phases()
+from kafka_liveness_dagster.telemetry import metrics, otel
+with otel.exported():
+    otel.tell(metrics.FENCES, 2, {metrics.GROUP: "etl"})
+    phases = otel.Phases()
     phases.before("poll", 0.5)
-    traces.trace("process orders", phases, {"dagster.run.id": "r"})
+    otel.trace("process orders", phases, {"dagster.run.id": "r"})
 """
 TO_OTLP = dict(re.findall(r"(OTEL_\w+)=(\S+)", PAGE.partition("OTEL_EXPORTER_OTLP_ENDPOINT")[0]))  # as the page has it
 HTTP = {**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
 BOUND = seconds(1.0)
-QUICK = f"from kafka_liveness_dagster.telemetry import exporters\nexporters.FLUSH_SECONDS = {BOUND}\n"
+QUICK = f"from kafka_liveness_dagster.telemetry import otel\notel.FLUSH_SECONDS = {BOUND}\n"
 
 
 def started(code, **environment):
@@ -106,7 +105,7 @@ def test_nobody_who_asks_for_nothing_loads_anything():
     """Installed or not; and a call that nobody hears is nothing beside a batch."""
     code = f"""{TELLS}
 import sys, timeit
-tells = lambda: tell.tell(metrics.FENCES, 1, {{metrics.GROUP: "etl"}})
+tells = lambda: otel.tell(metrics.FENCES, 1, {{metrics.GROUP: "etl"}})
 print("opentelemetry" in sys.modules, min(timeit.repeat(tells, number=1_000, repeat=20)) / 1_000)
 """
     loaded, seconds = done(code)[0].split()
@@ -142,19 +141,19 @@ def test_who_has_set_up_an_sdk_is_told_and_not_replaced():
 from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from kafka_liveness_dagster.telemetry import exporters, metrics, tell
+from kafka_liveness_dagster.telemetry import metrics, otel
 reader = InMemoryMetricReader()
 api.set_meter_provider(theirs := MeterProvider([reader]))
-with exporters.exported():
-    assert tell.is_heard()
-    tell.show("etl", [tell.Point(metrics.OWED, 50, {metrics.GROUP: "etl"})])
+with otel.exported():
+    assert otel.is_heard()
+    otel.show("etl", [otel.Point(metrics.OWED, 50, {metrics.GROUP: "etl"})])
 assert api.get_meter_provider() is theirs
 def shown():
     data = reader.get_metrics_data()
     found = [one for scope in data.resource_metrics[0].scope_metrics for one in scope.metrics] if data else []
     return [(one.name, point.value) for one in found for point in one.data.data_points]
 print(shown())
-tell.STALE_SECONDS = 0.0
+otel.STALE_SECONDS = 0.0
 print(shown())
 """
     out, _ = done(code, OTEL_METRICS_EXPORTER="otlp")
@@ -172,7 +171,7 @@ def test_no_run_waits_for_a_collector(protocol, how):
     code = f"""{QUICK}{TELLS}
 import time
 began = time.monotonic()
-exporters.flush()
+otel.flush()
 print(time.monotonic() - began, time.time())
 """
     with silent() as listening:
@@ -193,7 +192,7 @@ def test_a_collector_that_refuses_is_told_of():
 
 def test_an_interrupt_ends_the_wait_for_a_collector():
     """Ctrl-C at the very end: the process does not stay for the rest of the bound."""
-    code = f"{QUICK}exporters.FLUSH_SECONDS = 300.0\n{TELLS}\nprint('ended', flush=True)"
+    code = f"{QUICK}otel.FLUSH_SECONDS = 300.0\n{TELLS}\nprint('ended', flush=True)"
     with silent() as listening:
         process = started(code, **HTTP, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{listening.getsockname()[1]}")
         assert process.stdout.readline() == "ended\n"
@@ -210,15 +209,15 @@ def test_a_port_that_is_taken_is_no_reason_to_end_a_run():
     """It is told of once, and the endpoint is there as soon as the port is free."""
     code = """
 import sys, urllib.request
-from kafka_liveness_dagster.telemetry import exporters, metrics, tell
+from kafka_liveness_dagster.telemetry import metrics, otel
 for _ in range(2):
-    with exporters.exported():
-        tell.tell(metrics.FENCES, 1, {})
-assert not tell.is_heard()
+    with otel.exported():
+        otel.tell(metrics.FENCES, 1, {})
+assert not otel.is_heard()
 print("taken", flush=True)
 sys.stdin.readline()
-exporters.set_up()
-assert tell.is_heard()
+otel.set_up()
+assert otel.is_heard()
 """
     with silent() as listening:
         port = str(listening.getsockname()[1])
@@ -330,7 +329,7 @@ def told(monkeypatch):
     """What batches tell: ``(metric, value, labels without the group's)``, and traces."""
     found = []
     of_group = {metrics.GROUP: "etl", metrics.LANE: "live"}
-    module = "kafka_liveness_dagster.lanes.batch_metrics"
+    module = "kafka_liveness_dagster.lanes.batch_reporting"
     monkeypatch.setattr(
         f"{module}.tell", lambda metric, value, has: found.append((metric, value, dict(has.items() - of_group.items())))
     )
@@ -369,7 +368,7 @@ def test_a_batch_that_fails_is_traced_by_the_kind_of_its_error_alone(told):
 def test_a_fence_is_counted_by_its_reason(monkeypatch):
     """Once for each: that a run is back, and that it closed its consumer, are none."""
     told = []
-    monkeypatch.setattr("kafka_liveness_dagster.runs.link.telemetry.tell", lambda *one: told.append(one))
+    monkeypatch.setattr("kafka_liveness_dagster.runs.run_context.telemetry.tell", lambda *one: told.append(one))
 
     @dg.op
     def work(context):

@@ -12,11 +12,11 @@ import pytest
 from dagster._daemon.sensor import MIN_INTERVAL_LOOP_TIME
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.processes import Place, Process, Sign
-from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.runs import host
+from kafka_liveness_dagster.core.process_status import Place, Process, Sign
+from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
-from kafka_liveness_dagster.sensor.vigil import STAY_SECONDS, keep_vigil
+from kafka_liveness_dagster.sensor.dead_runs import STAY_SECONDS, keep_vigil
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 
@@ -75,7 +75,7 @@ class Vigil(threading.Thread):
 
 def test_a_tick_notices_the_death_of_a_live_run_at_once(instance, watched, child):
     """The kernel says so, to a zombie's parent or anybody else."""
-    watched(host.process(child.pid))
+    watched(proc.process(child.pid))
     vigil = Vigil(instance)
     vigil.begin()
     child.kill()
@@ -86,7 +86,7 @@ def test_a_tick_notices_the_death_of_a_live_run_at_once(instance, watched, child
 
 def test_a_tick_ends_in_its_round(instance, watched, child):
     """All is well: the group is looked at, and the next round of the daemon finds the sensor ready."""
-    watched(host.process(child.pid))
+    watched(proc.process(child.pid))
     assert keep_vigil(instance, GROUP, AT_ONCE) is False
     assert STAY_SECONDS + 0.5 < MIN_INTERVAL_LOOP_TIME
     assert kl.Sensor().minimum_interval_seconds < MIN_INTERVAL_LOOP_TIME
@@ -107,7 +107,7 @@ def test_nobody_waits_for_a_process_that_cannot_be_seen(instance, watched, proce
 
 def test_nobody_waits_without_a_live_run(instance, watched, child):
     """Another group's is none."""
-    watched(host.process(child.pid), "payments-etl")
+    watched(proc.process(child.pid), "payments-etl")
     assert keep_vigil(instance, GROUP, LONG) is False
 
 
@@ -116,13 +116,13 @@ def test_nobody_waits_without_a_live_run(instance, watched, child):
 )
 def test_nobody_waits_where_the_daemon_has_no_thread_to_spare(instance, watched, child):
     """All other sensors would wait too."""
-    watched(host.process(child.pid))
+    watched(proc.process(child.pid))
     assert keep_vigil(instance, GROUP, LONG) is False
 
 
 def test_only_two_ticks_wait_at_once(instance, watched, child):
     """The others of the code location have the rest of the threads."""
-    watched(host.process(child.pid))
+    watched(proc.process(child.pid))
     with ExitStack() as ended:
         for vigil in (Vigil(instance), Vigil(instance)):
             vigil.begin()

@@ -21,23 +21,30 @@ from click.testing import CliRunner
 from pyspark.sql.types import StringType, StructType
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.cli import forgive, status_shown
+from kafka_liveness_dagster.audit.certificate import Certificate
+from kafka_liveness_dagster.cli import forgive, status_output
 from kafka_liveness_dagster.cli.audit_command import shown as audit_shown
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.cli.status import GroupStatus
-from kafka_liveness_dagster.core import checkup_dagster, checkup_kafka, checkup_spark, health
+from kafka_liveness_dagster.core import health
 from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.certificate import Certificate
-from kafka_liveness_dagster.core.checkup import Outcome, Rule
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.completeness import Completeness, JudgedWindow
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.departures import (
+    GroupSnapshot,
+    GroupState,
+    MemberSeen,
+    PartitionSnapshot,
+    Run,
+    RunFate,
+)
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.health import HeldBack, judged
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.transactions import HeldBack, judged
-from kafka_liveness_dagster.lanes import lanes, maintenance, materialized
+from kafka_liveness_dagster.core.windows import Completeness, JudgedWindow
+from kafka_liveness_dagster.doctor import dagster_rules, kafka_rules, spark_rules
+from kafka_liveness_dagster.doctor.rules import Outcome, Rule
+from kafka_liveness_dagster.kafka.group_status import GroupStatus
+from kafka_liveness_dagster.lanes import maintenance, materializations, runs
 from kafka_liveness_dagster.metadata import (
     Tally,
     group_metadata,
@@ -47,15 +54,15 @@ from kafka_liveness_dagster.metadata import (
     window_metadata,
 )
 from kafka_liveness_dagster.runs.tags import CAUSE_RUN_TAG, CAUSE_TAG
-from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import crash_lag_observations, group_observations
+from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations, group_observations
+from kafka_liveness_dagster.sensor.observation import GroupLook
 from kafka_liveness_dagster.sensor.windows import WindowWatch
-from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
 from kafka_liveness_dagster.settings.groups import Group
-from kafka_liveness_dagster.spark import dead_letters
-from kafka_liveness_dagster.spark.described import TableNow
-from kafka_liveness_dagster.spark.fit import KEY
-from kafka_liveness_dagster.spark.maintenance import Figures
+from kafka_liveness_dagster.spark.table import dead_letters
+from kafka_liveness_dagster.spark.table.maintenance import Figures
+from kafka_liveness_dagster.spark.table.schema_check import KEY
+from kafka_liveness_dagster.spark.table.table import TableNow
 from kafka_liveness_dagster.telemetry import metrics
 
 ROOT = Path(__file__).parents[1]
@@ -258,12 +265,12 @@ def test_metadata_of_a_live_run():
     )  # fmt: skip
     context = SimpleNamespace(run=SimpleNamespace(tags={CAUSE_TAG: "lag"}))
     pipeline = SimpleNamespace(spark=kl.SparkConnectResource(ui_url="http://driver:4040"))
-    assert [*lanes._facts(consumer, context, pipeline, Counter())] == [
+    assert [*runs._facts(consumer, context, pipeline, Counter())] == [
         "lag", "seconds_behind", "cause", "timeouts", "spark_ui",
         "crash_lag_found", "recovered", "crash_lag_restored", "expired_unprocessed",
     ]  # fmt: skip
     now = TableNow(7, 5, StructType().add("topic", StringType()), "lake.shop.orders", "file:///lake")
-    of_table = {name for name in materialized._shown(now) if not name.startswith("dagster/")}
+    of_table = {name for name in materializations._shown(now) if not name.startswith("dagster/")}
     assert of_table == {"snapshot_id"}
 
 
@@ -278,7 +285,7 @@ def test_metadata_of_a_crash_lag_partition(asset):
     ]  # fmt: skip
     events = []
     storage = SimpleNamespace(log=SimpleNamespace(warning=lambda *_: None), event=lambda event, _: events.append(event))
-    lanes._quarantines(asset.settings, storage)(PENDING, "why", "bad-record")
+    runs._quarantines(asset.settings, storage)(PENDING, "why", "bad-record")
     assert {name: value.value for name, value in events[0].metadata.items()} == {
         "group": "orders-etl", "range": "orders:3:70-120", "offsets": 50, "cause": "bad-record",
     }  # fmt: skip
@@ -590,11 +597,11 @@ def test_an_alias_of_a_command_works():
 def test_tables_of_commands():
     """The columns that ``status`` and ``audit`` print, and the words of ``status`` and ``doctor``."""
     nothing = GroupStatus("orders-etl", (), ())
-    assert status_shown._partitions_table(nothing).columns == (
+    assert status_output._partitions_table(nothing).columns == (
         "partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes",
     )  # fmt: skip
-    assert status_shown._members_table(nothing).columns == ("member", "run", "host", "instance id", "partitions")
-    assert [*status_shown._WARNING.values()] == ["about to expire", "partly expired", "expired"]
+    assert status_output._members_table(nothing).columns == ("member", "run", "host", "instance id", "partitions")
+    assert [*status_output._WARNING.values()] == ["about to expire", "partly expired", "expired"]
     table = audit_shown(Certificate("orders-etl", "sink", False, None, ())).renderables[0]
     assert [str(column.header) for column in table.columns] == [
         "partition", "log", "from", "committed", "in table", "pending", "written off", "missing", "written twice",
@@ -606,7 +613,7 @@ def test_checks_of_the_doctor():
     """The name of each check, by the list of rules that has it."""
     found = {
         name: [rule.check for rule in rules]
-        for module in (checkup_kafka, checkup_spark, checkup_dagster)
+        for module in (kafka_rules, spark_rules, dagster_rules)
         for name, rules in vars(module).items()
         if isinstance(rules, tuple) and rules and isinstance(rules[0], Rule)
     }

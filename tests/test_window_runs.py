@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.kafka import processed as module
-from kafka_liveness_dagster.kafka.processed import Processed
-from kafka_liveness_dagster.lanes.late import LateRecords
-from kafka_liveness_dagster.lanes.windows import IncompleteWindowError, _offsets
+from kafka_liveness_dagster.kafka import timestamps as module
+from kafka_liveness_dagster.kafka.timestamps import Processed
+from kafka_liveness_dagster.lanes.late_records import LateRecords
+from kafka_liveness_dagster.lanes.runs import IncompleteWindowError, _offsets
 from kafka_liveness_dagster.settings.windows import Window
 
 FIRST, SECOND = OffsetRange("orders", 3, 0, 70), OffsetRange("orders", 3, 70, 120)

@@ -9,12 +9,11 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState
-from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.kafka import times
-from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import topic_key
+from kafka_liveness_dagster.kafka import timestamps
+from kafka_liveness_dagster.sensor.asset_events import topic_key
+from kafka_liveness_dagster.sensor.observation import GroupLook
 from kafka_liveness_dagster.sensor.windows import ToldWindows, WindowWatch
 from kafka_liveness_dagster.settings.windows import Windows
 
@@ -98,7 +97,7 @@ def complete(monkeypatch):
         first, last = (max(0, 50 * round((at / 1000 - begin) / HOUR)) for at in (begin_ms, end_ms))
         return {AT: first}, {AT: last}
 
-    monkeypatch.setattr(times, "window_bounds", bounds)
+    monkeypatch.setattr(timestamps, "window_bounds", bounds)
 
     def judge(hours, *, lateness=0.0, cannot_tell=""):
         windows = replace(of("1h"), allowed_lateness_seconds=lateness)

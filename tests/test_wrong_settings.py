@@ -11,16 +11,12 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.kafka.second_log import SecondLog
+from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
 from kafka_liveness_dagster.sensor.settings import SensorSettings
+from kafka_liveness_dagster.settings.asset import KafkaAssetSettings, KafkaResourceSettings, SparkResourceSettings
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
-from kafka_liveness_dagster.settings.declarations import (
-    KafkaAssetSettings,
-    KafkaResourceSettings,
-    SparkResourceSettings,
-)
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 INF, NAN = float("inf"), float("nan")
 AMOUNTS = ["5", True, NAN, INF, -INF, -1, [5], 10**400]  # where None is a value too

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 FACTOR = "KAFKA_LIVENESS_TEST_TIME_FACTOR"
 CONNECT_SECONDS = 120.0
 _PATIENT = {
-    "kafka_liveness_dagster.kafka.times._SECONDS": 60.0,
-    "kafka_liveness_dagster.sensor.table_look._ASK_SECONDS": 300.0,
+    "kafka_liveness_dagster.kafka.timestamps._SECONDS": 60.0,
+    "kafka_liveness_dagster.sensor.table_ledger._ASK_SECONDS": 300.0,
 }
 """Limits of the product that a busy machine exceeds, with values for tests that have another subject."""
 
@@ -46,7 +46,7 @@ def seconds(at_rest: float) -> float:
 
 @cache
 def _connect_of_the_product() -> Callable[..., SparkSession]:
-    from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - only where Spark is used
+    from kafka_liveness_dagster.spark.connect.session import connect  # noqa: PLC0415 - only where Spark is used
 
     return connect
 
@@ -56,7 +56,7 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_SECONDS, **options:
 
     Where nothing listens the caller's limit holds: a test of an absent server would wait in vain.
     """
-    from kafka_liveness_dagster.embedded.ports import answers  # noqa: PLC0415 - only where Spark is used
+    from kafka_liveness_dagster.embedded.processes import answers  # noqa: PLC0415 - only where Spark is used
 
     port = re.match(r"sc://[^:/]+:(\d+)", remote)
     if port and answers(int(port[1])):
@@ -67,7 +67,7 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_SECONDS, **options:
 def be_patient(put: Callable[[object, str, object], None] = setattr) -> None:
     """Give the product's limits in this process the values of tests that have another subject."""
     _connect_of_the_product()
-    for name, value in {**_PATIENT, "kafka_liveness_dagster.spark.session.connect": connect}.items():
+    for name, value in {**_PATIENT, "kafka_liveness_dagster.spark.connect.session.connect": connect}.items():
         module, _, attribute = name.rpartition(".")
         put(importlib.import_module(module), attribute, value)
 

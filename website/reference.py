@@ -16,17 +16,16 @@ import docstring_parser
 from pydantic_core import PydanticUndefined
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.assets.yaml import AssetAttributes, in_markdown
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.declare.yaml_asset import AssetAttributes
-from kafka_liveness_dagster.declare.yaml_values import in_markdown
-from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
 from kafka_liveness_dagster.settings.groups import Group
 from website.messages import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kafka_liveness_dagster.settings.declared import CheckedResource, Declared
+    from kafka_liveness_dagster.settings.validation import CheckedResource, Declared
 
 _RESOURCES = (kl.KafkaLivenessResource, kl.SparkConnectResource, kl.SchemaRegistryResource)
 _ALL = "\n    options:\n      show_if_no_docstring: true"  # a field may say by its name what it is

@@ -17,21 +17,21 @@ from definitions.demo.stage import DemoError, Stage, messages, worker_pid
 from definitions.demo.verdict import TABLE, Verdict, catalog_of, compare, read_table
 from definitions.feed import TOPIC, OrdersFeed
 from definitions.orders import orders
-from kafka_liveness_dagster.cli.audit import Audit
+from kafka_liveness_dagster.audit.audit import Audit
 from kafka_liveness_dagster.core.offsets import intersection
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.kafka.second_log import by_partition
+from kafka_liveness_dagster.kafka.catch_up.commit_log import by_partition
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import connect, end
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafka_liveness_dagster.core.certificate import Certificate
+    from kafka_liveness_dagster.audit.certificate import Certificate
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionFacts
 
 _BACKLOG = 200_000
 _RATE = 1_000.0

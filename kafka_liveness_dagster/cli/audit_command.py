@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli.arguments import GROUP, TABLE, TOPIC
-from kafka_liveness_dagster.cli.connection import (
+from kafka_liveness_dagster.cli.options import (
+    GROUP,
+    TABLE,
+    TOPIC,
     CannotAskError,
     at_bootstrap_servers,
     at_spark,
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate
-    from kafka_liveness_dagster.core.comparison import RowFindings, Stretch
+    from kafka_liveness_dagster.audit.certificate import Certificate, PartitionCertificate
+    from kafka_liveness_dagster.audit.rows import RowFindings, Stretch
 
 _SPANS = {  # as it is printed: the attribute of a certificate
     "in_table": "in_table",
@@ -83,7 +85,7 @@ def audit(
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from rich.console import Console  # noqa: PLC0415  `--help` must not wait for it
 
-    from kafka_liveness_dagster.cli.audit import Audit  # noqa: PLC0415
+    from kafka_liveness_dagster.audit.audit import Audit  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     try:

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli.arguments import GROUP
-from kafka_liveness_dagster.cli.connection import (
+from kafka_liveness_dagster.cli.options import (
+    GROUP,
     at_bootstrap_servers,
     at_spark,
     reached,
     spark_at,
     with_command_config,
 )
-from kafka_liveness_dagster.core.checkup import Outcome
+from kafka_liveness_dagster.doctor.rules import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kafka_liveness_dagster.core.checkup import Finding
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.doctor.rules import Finding
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 _EMBEDDED = "embedded"
 _COLOURS = {Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.UNKNOWN: "magenta"}
@@ -111,8 +111,8 @@ def _services(
     embedded: Sequence[bool],
     probed: str | None,
 ) -> Iterator[Finding]:
-    from kafka_liveness_dagster.cli import checkup  # noqa: PLC0415  `--help` must not wait for it
-    from kafka_liveness_dagster.embedded import doctor as machine  # noqa: PLC0415
+    from kafka_liveness_dagster.doctor import checkup  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.doctor import machine_facts as machine  # noqa: PLC0415
 
     if any(embedded):
         yield from machine.examine()
@@ -121,10 +121,10 @@ def _services(
 
 
 def _dagster(module: str | None, file: Path | None) -> Iterator[Finding]:
-    from kafka_liveness_dagster.cli import checkup_dagster  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.doctor import dagster_facts  # noqa: PLC0415  `--help` must not wait for it
 
     home = os.environ.get("DAGSTER_HOME")
-    yield from checkup_dagster.examine(Path(home).expanduser() if home else None, module, file)
+    yield from dagster_facts.examine(Path(home).expanduser() if home else None, module, file)
 
 
 def _show(finding: Finding) -> None:

@@ -24,13 +24,13 @@ from kafka_liveness_dagster.core.names import check_group_id, listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection, size
 from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, range_of
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.second_log import SecondLog, by_partition
-from kafka_liveness_dagster.kafka.witness import check_second_log
+from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog, by_partition
+from kafka_liveness_dagster.kafka.partition_states import check_second_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 _CLIENT_ID = "kafka-liveness/write-off"
 _KEPT = "closed, earlier rows kept"

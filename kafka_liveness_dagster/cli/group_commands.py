@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli.arguments import GROUP, MOMENT, RANGE, TABLE, TEXT, TOPIC, Seconds
-from kafka_liveness_dagster.cli.connection import (
+from kafka_liveness_dagster.cli.options import (
+    GROUP,
+    MOMENT,
+    RANGE,
+    TABLE,
+    TEXT,
+    TOPIC,
+    Seconds,
     at_bootstrap_servers,
     at_spark,
     reached,
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from kafka_liveness_dagster.spark.ledger import TableLedger
+    from kafka_liveness_dagster.spark.table.ledger import TableLedger
 
 _EVERY = Seconds(min=0.2)
 
@@ -79,8 +85,8 @@ def status(
       kafka-liveness status orders-etl --json | jq '.partitions[] | select(.pending_offsets > 0)'
       kafka-liveness status orders-etl --prometheus > orders.tmp && mv orders.tmp orders.prom
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.cli import status as group_status  # noqa: PLC0415  `--help` must not wait for it
-    from kafka_liveness_dagster.cli import status_shown  # noqa: PLC0415
+    from kafka_liveness_dagster.cli import status_output  # noqa: PLC0415
+    from kafka_liveness_dagster.kafka import group_status  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     if as_json + prometheus + (watch is not None) > 1:
@@ -93,17 +99,17 @@ def status(
         look = functools.partial(group_status.look, cluster, group, topics, witness)
         if watch is not None:
             with contextlib.suppress(KeyboardInterrupt):
-                status_shown.watch(look, watch)
+                status_output.watch(look, watch)
             return
         found = look()
     if prometheus:
-        from kafka_liveness_dagster.cli.status_metrics import exposition  # noqa: PLC0415  needs an extra
+        from kafka_liveness_dagster.cli.status_output import exposition  # noqa: PLC0415  needs an extra
 
         click.echo(exposition(cluster, found, by_partition=by_partition), nl=False)
     elif as_json:
         click.echo(json.dumps(found.as_json()))
     else:
-        status_shown.terminal().print(status_shown.show(found))
+        status_output.terminal().print(status_output.show(found))
 
 
 @click.command("write-off")
@@ -173,9 +179,9 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
     Example:
       kafka-liveness move orders-etl lake.sales.orders
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.cli import moved  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli import move as move_module  # noqa: PLC0415  `--help` must not wait for it
 
-    for line in moved.move(reached(bootstrap_servers, command_config), group, target):
+    for line in move_module.move(reached(bootstrap_servers, command_config), group, target):
         click.echo(line)
 
 
@@ -212,7 +218,7 @@ def adopt(
     Example:
       kafka-liveness adopt orders-etl-2 lake.shop.orders
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.cli.adopted import Adoption  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli.adopt import Adoption  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     cluster = Cluster(reached(bootstrap_servers, command_config))
@@ -275,7 +281,7 @@ def replay(
 
 
 def _ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
-    from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415  only where there is a table
-    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415  only where there is a table
+    from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
     return TableLedger(IcebergTable(table), session)

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli.arguments import GROUP, TOPIC
-from kafka_liveness_dagster.cli.connection import CannotAskError, at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.cli.options import (
+    GROUP,
+    TOPIC,
+    CannotAskError,
+    at_bootstrap_servers,
+    reached,
+    with_command_config,
+)
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.cli.status import GroupStatus
+    from kafka_liveness_dagster.kafka.group_status import GroupStatus
 
 
 @click.command()
@@ -46,8 +52,7 @@ def health(
       kafka-liveness health orders-etl
       kafka-liveness health orders-etl --max-lag 100000 --max-pending 0 --bootstrap-servers broker:9092
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.core.health import Gravity  # noqa: PLC0415  `--help` must not wait for it
-    from kafka_liveness_dagster.core.probe import probe  # noqa: PLC0415
+    from kafka_liveness_dagster.core.health import Gravity, probe  # noqa: PLC0415  `--help` must not wait for it
 
     try:
         found = _look(bootstrap_servers, command_config, group, topics)
@@ -61,7 +66,7 @@ def health(
 
 
 def _look(servers: str, config: TextIO | None, group: str, topics: tuple[str, ...]) -> GroupStatus:
-    from kafka_liveness_dagster.cli.status import look  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
+    from kafka_liveness_dagster.kafka.group_status import look  # noqa: PLC0415
 
     return look(Cluster(reached(servers, config)), group, topics)

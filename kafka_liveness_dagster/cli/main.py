@@ -17,8 +17,7 @@ from typing import Any, Literal, TextIO
 import click
 
 from kafka_liveness_dagster.cli import audit_command, doctor_command, group_commands, health_command, topic_commands
-from kafka_liveness_dagster.cli.arguments import Seconds
-from kafka_liveness_dagster.cli.connection import at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.cli.options import Seconds, at_bootstrap_servers, reached, with_command_config
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 _SECONDS = Seconds(min=0, min_open=True)
@@ -97,7 +96,7 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
 
 def _is_dead(spark_remote: str) -> bool:
     """Return whether a Spark that ran before can run no job. A busy one is left alone."""
-    from kafka_liveness_dagster.spark.alive import why_dead_at  # noqa: PLC0415  takes half a second
+    from kafka_liveness_dagster.spark.connect.health import why_dead_at  # noqa: PLC0415  takes half a second
 
     try:
         why = why_dead_at(spark_remote)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, opened
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.partition_keys import replay_key
-from kafka_liveness_dagster.core.witnesses import DataExpiredError
+from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.processed import processed
+from kafka_liveness_dagster.kafka.timestamps import processed
 from kafka_liveness_dagster.metadata import number
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
-    from kafka_liveness_dagster.kafka.processed import Processed
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
+    from kafka_liveness_dagster.kafka.timestamps import Processed
 
 
 def window(

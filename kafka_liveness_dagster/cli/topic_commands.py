@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli.arguments import TEXT, TOPIC
-from kafka_liveness_dagster.cli.connection import at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.cli.options import TEXT, TOPIC, at_bootstrap_servers, reached, with_command_config
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:

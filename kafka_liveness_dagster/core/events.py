@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from kafka_liveness_dagster.core.codes import Coded
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import Coded, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Is a group well? Is it read, how far behind is it, how old is what it owes, and is any of it about to expire?
+"""Judge the health of a group: the verdicts of its asset checks and of its health probe.
 
 Judges one look, in numbers and with the remedy; never asks Kafka or Dagster, and has no memory.
 
@@ -6,6 +6,17 @@ Judges one look, in numbers and with the remedy; never asks Kafka or Dagster, an
 >>> behind = PartitionSnapshot(TopicPartition("orders", 3), committed=70, mark=None, log_end=120)
 >>> print(lag_below([behind], max_lag=20).sentence)
 lag 50 is above max_lag=20. Let more runs share it (max_live_runs), or take larger batches (max_poll_records)
+
+>>> from kafka_liveness_dagster.core.offsets import TopicPartition
+>>> hanging = HeldBack(TopicPartition("orders", 3), offset=100, offsets=20, seconds=1200.0)
+>>> print(judged(Verdict(Gravity.FINE, "lag 0; no bound is set (max_lag)"), [hanging]).sentence)
+lag 0; no bound is set (max_lag). 20 offsets of orders:3 wait behind a transaction that has been open at 100 for...
+
+>>> from kafka_liveness_dagster.core.departures import PartitionSnapshot
+>>> from kafka_liveness_dagster.core.offsets import TopicPartition
+>>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, 120)
+>>> [verdict.sentence for verdict in probe([waits], members=0) if verdict.gravity is not Gravity.FINE]
+['50 offsets wait and the group has no member: is its sensor on? Else start the live job']
 """
 
 from __future__ import annotations
@@ -14,18 +25,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_log import Mark
+from kafka_liveness_dagster.core.batch_size import FIRST_OFFSETS
+from kafka_liveness_dagster.core.commit_metadata import Mark
+from kafka_liveness_dagster.core.departures import Expiry, PartitionSnapshot, RunFate, expiry, replaced_logs
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.membership import Expiry, PartitionSnapshot, RunFate, expiry, replaced_logs
 from kafka_liveness_dagster.core.names import listed
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.processes import Word
+from kafka_liveness_dagster.core.process_status import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.bad_records import OwedLetters
-    from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot
+    from kafka_liveness_dagster.core.departures import GroupSnapshot
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+
 
 _GHOST = ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is terminated"
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
@@ -256,3 +270,94 @@ def waiting(partitions: Iterable[PartitionSnapshot]) -> int:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+HANGING_SECONDS = 900.0
+"""No producer may leave one open for longer, unless the broker's ``transaction.max.timeout.ms`` was changed."""
+_REMEDY = (
+    "Nobody who reads committed gets them before it ends. One whose producer is gone: `kafka-transactions.sh "
+    "--bootstrap-server … find-hanging`, then `abort`"
+)
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """What of a partition is not to be read yet (KIP-98, last stable offset).
+
+    Attributes:
+        offset: of the oldest open transaction's first record.
+        offsets: how many wait, that one and those of others included.
+        seconds: how old it is by its timestamp; None where nobody could tell in time.
+    """
+
+    topic_partition: TopicPartition
+    offset: int
+    offsets: int
+    seconds: float | None = None
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether no producer can be expected to end it any more."""
+        return self.seconds is not None and self.seconds >= HANGING_SECONDS
+
+    def __str__(self) -> str:
+        since = "" if self.seconds is None else f" for {self.seconds:,.0f} s"
+        who = f"{self.offsets:,} offsets of {self.topic_partition} wait"
+        return f"{who} behind a transaction that has been open at {self.offset}{since}"
+
+
+def judged(lag: Verdict, held: Sequence[HeldBack]) -> Verdict:
+    """The verdict on the lag, which is counted to the last stable offset: with what waits behind that."""
+    if not held:
+        return lag
+    numbers = {**lag.numbers, "behind_open_transactions": sum(one.offsets for one in held)}
+    hanging = sorted((one for one in held if one.is_hanging), key=lambda one: -one.offsets)
+    if not hanging:
+        return Verdict(lag.gravity, lag.sentence, numbers)
+    gravity = lag.gravity if lag.gravity is Gravity.ERROR else Gravity.WARNING
+    return Verdict(gravity, f"{lag.sentence}. {listed(hanging)}. {_REMEDY}", numbers)
+
+
+def probe(
+    partitions: Sequence[PartitionSnapshot],
+    members: int,
+    *,
+    max_lag: int | None = None,
+    max_pending: int | None = None,
+    held: Sequence[HeldBack] = (),
+) -> list[Verdict]:
+    """Each thing that can be wrong, wrong or not.
+
+    Args:
+        partitions: the group's.
+        members: how many it has.
+        max_lag: offsets that may wait for the live lane; None for any number.
+        max_pending: offsets of crash lag that may be pending; None for any number.
+        held: what waits behind open transactions.
+    """
+    return [
+        _is_read(partitions, members),
+        judged(lag_below(partitions, max_lag), held),
+        _is_caught_up(partitions, max_pending),
+        retention(partitions, FIRST_OFFSETS),
+    ]
+
+
+def _is_read(partitions: Sequence[PartitionSnapshot], members: int) -> Verdict:
+    if members:
+        return Verdict(Gravity.FINE, f"members: {members}")
+    if not (waits := waiting(partitions)):
+        return Verdict(Gravity.FINE, "no member, and nothing waits")
+    remedy = "is its sensor on? Else start the live job"
+    return Verdict(Gravity.ERROR, f"{waits:,} offsets wait and the group has no member: {remedy}")
+
+
+def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | None) -> Verdict:
+    owed = sum(seen.owed for seen in partitions)
+    if max_pending is None or owed <= max_pending:
+        return Verdict(Gravity.FINE, f"pending offsets: {owed:,}")
+    return Verdict(
+        Gravity.WARNING,
+        f"{owed:,} offsets are pending, more than {max_pending:,}: materialize the partitions of the crash lag asset, "
+        "or let its sensor do it (auto_catch_up)",
+    )

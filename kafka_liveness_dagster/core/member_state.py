@@ -1,7 +1,7 @@
 """Where does a member stand in its group, and what does each call do there? The two tables are the program.
 
 Told what has happened, a ``Standing`` moves as ``TRANSITIONS`` has it; what cannot happen there raises and changes
-nothing. ``kafka.member`` is the client around it: before it touches anything it asks ``CALLS``.
+nothing. ``kafka.live.member`` is the client around it: before it touches anything it asks ``CALLS``.
 
 A member that joins, and is fenced while it gives a partition up:
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafka_liveness_dagster.core.heartbeat import FenceReason
+    from kafka_liveness_dagster.core.fencing import FenceReason
 
 
 class State(Enum):

@@ -1,4 +1,9 @@
-"""Which names and addresses can Kafka, Spark and Dagster really take? Asks none of them.
+"""The names and addresses that Kafka, Spark and Dagster accept, and enums that are stored by name.
+
+>>> class Fruit(Coded):
+...     RED_APPLE = "an apple, and it is red"
+>>> Fruit.RED_APPLE.code, Fruit.of_code("red-apple") is Fruit.RED_APPLE, Fruit.of_code("pear")
+('red-apple', True, None)
 
 Kafka's client library ends the process over some texts: a group id of blanks alone, a topic with half a character, a
 topic of 600 letters. Others it cuts without a word: blanks in front, what follows a NUL. So a text is judged before it
@@ -16,14 +21,32 @@ from __future__ import annotations
 import re
 import reprlib
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+
+class Coded(Enum):
+    """Its values are read by people, its codes by programs: tags, cursors and logs hold codes."""
+
+    @property
+    def code(self) -> str:
+        """The name in lower case, with hyphens."""
+        return self.name.lower().replace("_", "-")
+
+    @classmethod
+    def of_code(cls, code: str) -> Self | None:
+        """The member of a code; None for what is none, as another version's may be."""
+        return next((member for member in cls if member.code == code), None)
+
 
 MOST_CHARACTERS = 249  # of a topic, says Kafka; nobody means a longer group id
 

@@ -5,9 +5,9 @@ before any record.
 
 The worked example: committed 70, crashed at 100, log end 120 on return.
 
->>> from kafka_liveness_dagster.core.commit_log import LiveMark
+>>> from kafka_liveness_dagster.core.commit_metadata import LiveMark
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
->>> from kafka_liveness_dagster.core.witnesses import PartitionFacts
+>>> from kafka_liveness_dagster.core.partition_state import PartitionFacts
 >>> facts = PartitionFacts(70, LiveMark(Mark.RUNNING, "0badcafe"), log_start=0, log_end=120)
 >>> resume(TopicPartition("orders", 3), facts, ResumePolicy(enable_parallel_rebalance=True))
 Resumed(position=120, owed=(Span(start=70, end=120),), skipped=Span(start=70, end=120))
@@ -18,15 +18,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, Mark, Origin, fits
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, Mark, Origin, fits
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.heartbeat import RETRIED
+from kafka_liveness_dagster.core.fencing import RETRIED
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
-from kafka_liveness_dagster.core.witnesses import check_identity, check_log, rows_missing
+from kafka_liveness_dagster.core.partition_state import check_identity, check_log, rows_missing
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionFacts
 
 
 class NoCommittedOffsetError(KafkaLivenessError):

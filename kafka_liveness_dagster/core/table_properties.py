@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.layout import Layout
+    from kafka_liveness_dagster.core.table_layout import Layout
 
 KEY = ("topic", "partition", "offset")
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -32,7 +32,7 @@ _NEW = {  # docs/table.md has the reason for each of them
     "write.metadata.compression-codec": "gzip",  # each commit writes all snapshots' summaries again
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
-_MERGED = {  # where batches are merged: see ``spark.snapshots``
+_MERGED = {  # where batches are merged: see ``spark.table.commits``
     "write.merge.mode": "merge-on-read",  # what is replaced is marked; copy-on-write reads whole files into a full join
     "write.merge.isolation-level": "serializable",
     "write.merge.distribution-mode": "none",

@@ -1,9 +1,9 @@
-"""How long may one batch take, and how fast is a dead process noticed (KIP-62)?
+"""Turn a run budget into the timeouts of a group member (KIP-62), within the limits of the broker.
 
 Turns a run budget into the three timeouts of a group member and refuses what no broker or reader could
 make sense of. Never reads a clock, a tag or a broker: it is told.
 
->>> from kafka_liveness_dagster.core.limits import BrokerLimits
+>>> from kafka_liveness_dagster.core.timeouts import BrokerLimits
 >>> budget = first_budget(argument=None, op_tag=120, asset_metadata=None, run_remaining=None, default=300)
 >>> timeouts = derive(budget, session_seconds=None, heartbeat_seconds=None, limits=BrokerLimits(6_000, 1_800_000))
 >>> timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms, str(timeouts.budget)
@@ -14,12 +14,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 
-if TYPE_CHECKING:
-    from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
+
+@dataclass(frozen=True)
+class BrokerLimits:
+    """What the broker's own config says of groups: ``group.min.session.timeout.ms``, and its ``max``.
+
+    Attributes:
+        offsets_retention_seconds: how long the offsets of a group without members are kept.
+    """
+
+    min_session_ms: int
+    max_session_ms: int
+    offsets_retention_seconds: float = 7 * 86_400.0
+
+    @property
+    def renew_seconds(self) -> float:
+        """How often offsets must be committed anew that may not expire: an hour, or a quarter of what they are kept."""
+        return min(3_600.0, self.offsets_retention_seconds / 4)
+
+
+@dataclass(frozen=True)
+class GroupTimeouts:
+    """What the broker's group config says: ``consumer.session.timeout.ms``, ``consumer.heartbeat.interval.ms``."""
+
+    session_ms: int
+    heartbeat_ms: int
+
 
 DEFAULT_SESSION_SECONDS = 10.0  # KIP-62; Java raised its own default to 45 s in KIP-735
 DEFAULT_BUDGET_SECONDS = 300.0  # KIP-62: max.poll.interval.ms = 5 min

@@ -1,4 +1,6 @@
-"""Where are the jars of the embedded services? Downloaded once a machine, by the Ivy that the pyspark wheel ships.
+"""Find Java, and download the jars of the embedded services once a machine.
+
+Never installs one.
 
 Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by one
 rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package was released
@@ -13,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -20,15 +23,75 @@ import zipfile
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from filelock import FileLock
 
-from kafka_liveness_dagster.embedded.errors import JarsError
-from kafka_liveness_dagster.embedded.java import find_java
+from kafka_liveness_dagster.embedded.state import JarsError, JavaNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+
+OLDEST_JAVA = 17
+_REMEDY = "install one (`apt-get install openjdk-17-jre-headless`, `brew install openjdk@17`) or set JAVA_HOME"
+
+
+class _Java(NamedTuple):
+    path: Path
+    version: str
+
+    @property
+    def major(self) -> int:
+        """17 of ``17.0.15``, 8 of ``1.8.0_392``, 0 when it did not say."""
+        numbers = [int(number) for number in re.findall(r"\d+", self.version)]
+        if numbers[:1] == [1]:
+            numbers = numbers[1:]
+        return numbers[0] if numbers else 0
+
+
+def find_java() -> Path:
+    """The ``java`` binary itself, so that its grandparent is a ``JAVA_HOME``.
+
+    Raises:
+        JavaNotFoundError: there is none, or none of 17 or newer; says what was found where.
+    """
+    found = [_ask(candidate) for candidate in _candidates()]
+    for java in found:
+        if java.major >= OLDEST_JAVA:
+            return java.path
+    seen = ", ".join(f"{java.path} is {java.version or 'no working Java'}" for java in found)
+    raise JavaNotFoundError(
+        f"Java {OLDEST_JAVA} or newer is needed; {seen or 'JAVA_HOME is unset and PATH has no java'}: {_REMEDY}"
+    )
+
+
+def _candidates() -> list[Path]:
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    candidates = [Path(home) / "bin" / "java"] if home else []
+    return candidates + ([Path(on_path)] if on_path else [])
+
+
+def _ask(java: Path) -> _Java:
+    """Ask Java itself: a ``java`` on the PATH is often a link or a version manager's script."""
+    try:
+        asked = subprocess.run(
+            [java, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return _Java(java, "")
+    output = asked.stdout + asked.stderr
+    version = re.search(r'java\.version = (\S+)|version "([^"]+)"', output)
+    home = re.search(r"java\.home = (.+)", output)
+    binary = Path(home[1].strip()) / "bin" / "java" if home else java
+    return _Java(binary if binary.exists() else java, (version[1] or version[2]) if version else "")
+
 
 Name = Literal["kafka", "spark"]
 NAMES: tuple[Name, ...] = get_args(Name)

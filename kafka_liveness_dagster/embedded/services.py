@@ -1,30 +1,61 @@
-"""Which embedded services run, and where? Started at most once per state folder, however many processes ask.
+"""Start the embedded services, at most once per state folder, and show their progress.
+
+Always on standard error: standard output belongs to ``up --json``.
 
 The state folder is ``KAFKA_LIVENESS_HOME`` or ``.kafka_liveness`` in the current folder. What it holds (topics,
 committed offsets, tables) survives `stop`; the services survive the process that started them.
+
+Runs under the lock of the state folder. If this process is killed meanwhile, the next start finds what it left in
+the state file and ends it; if it is interrupted, it ends it itself.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import psutil
 from filelock import FileLock, Timeout
+from rich.console import Console
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded import process, state
-from kafka_liveness_dagster.embedded.errors import ServiceNotStartedError, ServicesDownError
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers
-from kafka_liveness_dagster.embedded.spark_connect import CATALOG
+from kafka_liveness_dagster.embedded import kafka, processes, spark, state
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port, is_free
+from kafka_liveness_dagster.embedded.spark import CATALOG
+from kafka_liveness_dagster.embedded.state import PortTakenError, ServiceNotStartedError, ServicesDownError, Started
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
+    from subprocess import Popen
 
-    import psutil
 
-    from kafka_liveness_dagster.embedded.state import Started
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is done now; it prints nothing when it is told nothing."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _each_once(console)
+        return
+    with console.status("starting") as status:
+        yield status.update
+
+
+def _each_once(console: Console) -> Callable[[str], None]:
+    """Lines without their counters, so that a log gets one line per step and not per jar."""
+    shown: set[str] = set()
+
+    def show(text: str) -> None:
+        step = text.partition(" (")[0]
+        if step not in shown:
+            shown.add(step)
+            console.print(step, markup=False, soft_wrap=True)
+
+    return show
+
 
 _NAMES = ("kafka", "spark")
 _LOCK_SECONDS = 780.0
@@ -109,7 +140,7 @@ def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
             if until_up and started:
                 state.set_down(home, down=True)  # first: Ctrl-C may come while they end
         finally:
-            process.end(one for one in found.values() if one)
+            processes.end(one for one in found.values() if one)
         state.write(home, {name: replace(one, pid=None, ready=False) for name, one in started.items()})
     return [name for name, one in found.items() if one]
 
@@ -128,10 +159,8 @@ def distrust(spark: Started, home: Path | None = None) -> None:
 def _start_missing(
     home: Path, which: Collection[str], ports: Mapping[str, int | None], spark_cores: int, *, even_if_down: bool
 ) -> None:
-    from kafka_liveness_dagster.embedded.progress import progress  # noqa: PLC0415  rich, only for a start
-    from kafka_liveness_dagster.embedded.start import Start  # noqa: PLC0415
 
-    process.start_seconds()  # a limit that is none is told before anything is made
+    processes.start_seconds()  # a limit that is none is told before anything is made
     if not even_if_down:
         _check_not_down(home)  # before waiting for the lock, which a start may hold for minutes
     try:
@@ -178,7 +207,7 @@ def _is_up(home: Path, name: str, one: Started) -> bool:
 
 
 def _find(home: Path, name: str, one: Started) -> psutil.Process | None:
-    return process.find(one.pid, one.process_marker, state.folder_of(home, name))
+    return processes.find(one.pid, one.process_marker, state.folder_of(home, name))
 
 
 def _services(home: Path) -> Services:
@@ -195,7 +224,7 @@ def _services(home: Path) -> Services:
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    seconds = _LOCK_SECONDS + process.start_seconds()
+    seconds = _LOCK_SECONDS + processes.start_seconds()
     try:
         with FileLock(home / state.LOCK, timeout=seconds):
             yield
@@ -204,3 +233,99 @@ def _lock(home: Path) -> Iterator[None]:
             f"another process has been starting or stopping the services of {home} for {seconds:.0f} s: end "
             f"it, or set KAFKA_LIVENESS_HOME to another folder"
         ) from None
+
+
+TITLES = {"kafka": "Kafka", "spark": "Spark Connect"}
+_LOOK_AGAIN_SECONDS = 0.05
+_MORE = f"a machine that is slow or busy needs more, set {processes.START_SECONDS}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of some services of one state folder.
+
+    Attributes:
+        home: the state folder.
+        ports: those asked for by number.
+        spark_cores: how many tasks Spark runs at once.
+        show: told what is being done.
+    """
+
+    home: Path
+    ports: Mapping[str, int | None]
+    spark_cores: int
+    show: Callable[[str], None]
+    _children: dict[str, Popen[bytes]] = field(default_factory=dict)
+
+    def run(self, names: Collection[str]) -> None:
+        """Start them and return when they answer; on any exception those that do not answer yet are ended."""
+        try:
+            planned = {name: self._plan(name) for name in sorted(names, reverse=True)}
+            for name, one in planned.items():  # Spark first: Kafka may have to format its storage
+                self._start(name, one)
+            self._wait()
+        except BaseException:
+            processes.end(psutil.Process(child.pid) for child in self._children.values() if child.poll() is None)
+            raise
+
+    def _plan(self, name: str) -> Started:
+        """Settle the port before anything is started, and end what is there but does not answer."""
+        former = state.read(self.home).get(name)
+        if former and (deaf := processes.find(former.pid, former.process_marker, state.folder_of(self.home, name))):
+            processes.end([deaf])
+        return Started(
+            port=_port(name, self.ports.get(name), former),
+            process_marker=secrets.token_hex(8),
+            token=former.token if former else secrets.token_urlsafe(24),
+        )
+
+    def _start(self, name: str, one: Started) -> None:
+        launch = self._launch(name, one)
+        self.show(f"starting {TITLES[name]}")
+        child = self._children[name] = processes.start(launch, self._log(name))
+        self._note(name, replace(one, pid=child.pid))
+
+    def _launch(self, name: str, one: Started) -> processes.Launch:
+        if name == "kafka":
+            return kafka.launch(self.home, one.port, one.process_marker, self.show)
+        return spark.launch(self.home, one.port, one.token, one.process_marker, self.show, cores=self.spark_cores)
+
+    def _wait(self) -> None:
+        seconds = processes.start_seconds()
+        deadline = time.monotonic() + seconds
+        while self._children:
+            for name, child in tuple(self._children.items()):
+                one = state.read(self.home)[name]
+                if (code := child.poll()) is not None:
+                    raise self._failed(name, f"ended with code {code}")
+                if (kafka.is_ready if name == "kafka" else answers)(one.port):
+                    self._note(name, replace(one, ready=True))
+                    del self._children[name]
+                elif time.monotonic() > deadline:
+                    raise self._failed(name, f"did not answer on port {one.port} in {seconds:g} s: {_MORE}")
+            time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _note(self, name: str, one: Started) -> None:
+        state.write(self.home, state.read(self.home) | {name: one})
+
+    def _log(self, name: str) -> Path:
+        return self.home / "logs" / f"{name}.log"
+
+    def _failed(self, name: str, what: str) -> ServiceNotStartedError:
+        log = self._log(name)
+        return ServiceNotStartedError(
+            f"{TITLES[name]} {what}. `kafka-liveness doctor` looks for the cause. {log} ends with:\n"
+            f"{processes.last_lines(log)}"
+        )
+
+
+def _port(name: str, asked: int | None, former: Started | None) -> int:
+    """The port asked for, or the former one, so that clients find the service again, or a free one."""
+    if asked is not None and not is_free(asked):
+        raise PortTakenError(
+            f"port {asked} for {TITLES[name]} is taken by another program: end that one, ask for another port, or "
+            f"for none to get a free one"
+        )
+    if asked is None and former and is_free(former.port):
+        return former.port
+    return asked or free_port()

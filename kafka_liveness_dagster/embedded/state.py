@@ -1,4 +1,4 @@
-"""What has been started in this state folder? Read without a lock, written in one step, for the owner's eyes only.
+"""The state file of the embedded services, and the errors that may occur before they answer.
 
 Never decides whether a process is still the one that was started: see ``process.py``.
 """
@@ -13,7 +13,28 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+
+
+class JavaNotFoundError(KafkaLivenessError):
+    """There is no Java, or none new enough."""
+
+
+class JarsError(KafkaLivenessError):
+    """The jars could not be downloaded; what was downloaded so far is dropped."""
+
+
+class PortTakenError(KafkaLivenessError):
+    """A port that was asked for by number is in use by another program."""
+
+
+class ServiceNotStartedError(KafkaLivenessError):
+    """A service ended or did not answer in time; nothing of it is left running."""
+
+
+class ServicesDownError(KafkaLivenessError):
+    """``kafka-liveness down`` stopped the services, and only ``kafka-liveness up`` starts them again."""
+
 
 LOCK = "services.lock"
 """Also the mark of a state folder: the first file that is created in one, and never removed."""

@@ -13,7 +13,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec
 
-from kafka_liveness_dagster.core.commit_log import (
+from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
     DoneLog,
     ExternalCommit,
@@ -21,20 +21,20 @@ from kafka_liveness_dagster.core.commit_log import (
     LiveMark,
     external_commit,
 )
-from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.names import printable
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
-from kafka_liveness_dagster.kafka.answers import Commit, Group, GroupMember
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.kafka.clients import admin_client, forget, reader
-from kafka_liveness_dagster.kafka.config import REQUEST_MS
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError, TopicNotFoundError
+from kafka_liveness_dagster.kafka.group_description import Commit, Group, GroupMember
+from kafka_liveness_dagster.kafka.settings import REQUEST_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 REQUEST_SECONDS = REQUEST_MS / 1000
 _LATELY_SECONDS = 0.1  # who answered since is there

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from kafka_liveness_dagster.core.aside import start
+from kafka_liveness_dagster.concurrency import start
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.kafka.errors import Heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 _OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
 _OPEN_ADMINS = 16

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.heartbeat import RETRIED, FenceReason
+from kafka_liveness_dagster.core.fencing import RETRIED, FenceReason
 from kafka_liveness_dagster.core.names import shown
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 _NO_LONGER_A_MEMBER = {
     KafkaError.UNKNOWN_MEMBER_ID,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.kafka.clients import made
-from kafka_liveness_dagster.kafka.committing import Committing
+from kafka_liveness_dagster.kafka.committer import Committing
 from kafka_liveness_dagster.kafka.errors import named
 
 if TYPE_CHECKING:

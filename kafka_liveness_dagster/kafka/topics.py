@@ -22,7 +22,7 @@ from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, Heard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 EMBEDDED_PARTITIONS = 4
 _OWN = ConfigSource.DYNAMIC_TOPIC_CONFIG.value

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
-    from kafka_liveness_dagster.lanes.lane import Lane
+    from kafka_liveness_dagster.lanes.protocols import Lane
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
-    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
-    from kafka_liveness_dagster.spark.iceberg import TableWrite, Written
-    from kafka_liveness_dagster.spark.transformed import Transformed
+    from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
+    from kafka_liveness_dagster.spark.table.write import TableWrite, Written
+    from kafka_liveness_dagster.spark.transform import Transformed
 
 
 class Landed(NamedTuple):
@@ -85,10 +85,10 @@ class DeadLetters:
             FencedError: the batch is not this process's any more, or took too long.
             KafkaLivenessError: letters or rows could not be written.
         """
-        from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.iceberg import TableWrite, Written  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.table.write import TableWrite, Written  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.transform import Transformed  # noqa: PLC0415
 
         lane.check_open(one.batch)
         write = one.write
@@ -151,9 +151,9 @@ def remove_processed(
 
     Whether there can be letters is nobody's setting: it may have been another one when they were written.
     """
-    from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
-    from kafka_liveness_dagster.spark.ledger import ANSWER_SECONDS  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.table.ledger import ANSWER_SECONDS  # noqa: PLC0415
 
     session, seconds = spark.session(), max(budget_seconds, ANSWER_SECONDS)
     with line_of(session).within(seconds, f"dead letters of {table} were removed that are processed"):

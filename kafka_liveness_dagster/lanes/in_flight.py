@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kafka_liveness_dagster.core.aside import start
-from kafka_liveness_dagster.telemetry.traces import Phases
+from kafka_liveness_dagster.concurrency import start
+from kafka_liveness_dagster.telemetry.otel import Phases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.spark.iceberg import Written
-    from kafka_liveness_dagster.spark.job import SparkJob
-    from kafka_liveness_dagster.spark.transformed import Transformed
+    from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.spark.connect.job import SparkJob
+    from kafka_liveness_dagster.spark.table.write import Written
+    from kafka_liveness_dagster.spark.transform import Transformed
 
 _LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)

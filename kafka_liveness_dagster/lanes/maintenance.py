@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.progress import TELL_EVERY_SECONDS, ProgressLog
-from kafka_liveness_dagster.core.upkeep import settled
+from kafka_liveness_dagster.core.table_layout import settled
+from kafka_liveness_dagster.lanes.batch_reporting import TELL_EVERY_SECONDS, ProgressLog
 from kafka_liveness_dagster.metadata import number
 from kafka_liveness_dagster.runs.storage import storage_of
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
+    from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
     from kafka_liveness_dagster.settings.groups import Maintenance as Settings
-    from kafka_liveness_dagster.spark.maintenance import Figures, Maintenance
+    from kafka_liveness_dagster.spark.table.maintenance import Figures, Maintenance
 
 
 _SILENT_SECONDS = 120.0
@@ -34,10 +34,10 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
     Raises:
         KafkaLivenessError: Kafka or Spark refused; both lanes go on, and so does the next maintenance.
     """
-    from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
-    from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.maintenance import Maintenance  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.table.maintenance import Maintenance  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
     kafka, spark = (getattr(context.resources, key) for key in (asset.resources.kafka, asset.resources.spark))
     told, table, log = asset.maintenance, IcebergTable(asset.table or ""), storage_of(context).log

@@ -1,4 +1,4 @@
-"""How does a batch get from a lane through Spark into the table, and only then into the commit log?
+"""Take a batch from a lane through Spark into the table, and only then into the commit log.
 
 The same steps for both lanes: read exactly the batch, transform, replace its range in the table, commit its
 offsets. A crash between any two of them repeats the batch, and the table absorbs the repetition. A batch that
@@ -8,38 +8,78 @@ is too slow is repeated at half its size. Where there is plenty to do two batche
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.batch_sizer import BatchSizer, PoisonedOffsetError
-from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.layout import DEFAULT, Layout
+from kafka_liveness_dagster.core.batch_size import BatchSizer, PoisonedOffsetError
+from kafka_liveness_dagster.core.fencing import FenceReason
+from kafka_liveness_dagster.core.table_layout import DEFAULT, Layout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
-from kafka_liveness_dagster.lanes.batch_lines import BatchLines, listeners
-from kafka_liveness_dagster.lanes.batch_metrics import BatchMetrics
+from kafka_liveness_dagster.lanes.batch_reporting import BatchLines, BatchMetrics, listeners
 from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, Landed
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
-from kafka_liveness_dagster.lanes.late import LateRecords
-from kafka_liveness_dagster.lanes.tables import witness_of
-from kafka_liveness_dagster.lanes.throttling import Throttling
+from kafka_liveness_dagster.lanes.late_records import LateRecords
+from kafka_liveness_dagster.lanes.quotas import Throttling
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
+from kafka_liveness_dagster.spark.sink import SinkWitness
 from kafka_liveness_dagster.telemetry.metrics import SLOW_RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from logging import Logger
 
-    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-    from kafka_liveness_dagster.lanes.lane import Counts, Lane, LeftOut, Source, Transform
+    from kafka_liveness_dagster.lanes.protocols import Counts, Lane, LeftOut, Source, Transform
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
-    from kafka_liveness_dagster.settings.declarations import KafkaAssetSettings
-    from kafka_liveness_dagster.spark.ledger import TableLedger
-    from kafka_liveness_dagster.spark.sink import Sink, SinkWitness
-    from kafka_liveness_dagster.spark.transformed import Transformed
+    from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
+    from kafka_liveness_dagster.spark.sink import Sink
+    from kafka_liveness_dagster.spark.table.ledger import TableLedger
+    from kafka_liveness_dagster.spark.table.table import TableNow
+    from kafka_liveness_dagster.spark.transform import Transformed
+
+
+def witness_of(
+    asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
+) -> TableLedger | SinkWitness | None:
+    """Who says what is there, in a batch's time at most: the table's ledger, or a sink that has ``covered``."""
+    if asset.sink is not None:
+        return SinkWitness.of(asset.sink)
+    from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
+
+    session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
+    return TableLedger(
+        IcebergTable(asset.table or ""), session, answer_seconds(budget_seconds), group_id=asset.group_id
+    )
+
+
+def answer_seconds(budget_seconds: float) -> float:
+    """How long the table may take to say what is in it: a batch's time, which may be too short for any question."""
+    from kafka_liveness_dagster.spark.table.ledger import ANSWER_SECONDS  # noqa: PLC0415 - pyspark stays lazy
+
+    return max(budget_seconds, ANSWER_SECONDS)
+
+
+def table_now(
+    asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
+) -> Callable[[], TableNow | None]:
+    """What tells, in any thread, the table as readers see it; None for a sink of the user's own.
+
+    Spark may be at work on batches meanwhile: each of them may take all its time before there is an answer.
+    """
+    if asset.table is None:
+        return lambda: None
+    from kafka_liveness_dagster.spark.table.ledger import ANSWER_SECONDS  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table.table import IcebergTable, described  # noqa: PLC0415 - pyspark stays lazy
+
+    seconds = asset.most_in_flight * budget_seconds + ANSWER_SECONDS
+    return partial(described, spark.session(), IcebergTable(asset.table), seconds)
+
 
 _PLANNED_AGAIN = 3
 """So often in a row, with nothing committed in between: a broker that deletes what is read may do it again."""
@@ -168,7 +208,7 @@ class Pipeline:
 
     def _delay(self, tp: TopicPartition) -> float:
         """Return the seconds by which a quota delays a fetch of this login now."""
-        from kafka_liveness_dagster.kafka.throttled import throttle_seconds  # noqa: PLC0415 - stays lazy
+        from kafka_liveness_dagster.kafka.quotas import throttle_seconds  # noqa: PLC0415 - stays lazy
 
         return throttle_seconds(self.kafka.settings(), tp)
 
@@ -248,11 +288,11 @@ class Pipeline:
         return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
 
     def _write_of(self, batch: Batch, lane: Lane, log: Logger) -> InFlightWrite:
-        from kafka_liveness_dagster.spark.iceberg import TableWrite  # noqa: PLC0415 - pyspark stays lazy
-        from kafka_liveness_dagster.spark.job import SparkJob  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.ledger import TableLedger  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415
         from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.table import IcebergTable  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.write import TableWrite  # noqa: PLC0415 - pyspark stays lazy
 
         frame = self._frame_of(batch.ranges)
         session = frame.session
@@ -274,7 +314,7 @@ class Pipeline:
         return InFlightWrite(batch, job, writing, frame)
 
     def _frame_of(self, ranges: Sequence[OffsetRange]) -> Transformed:
-        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.transform import Transformed  # noqa: PLC0415 - pyspark stays lazy
 
         session, options = self.spark.session(), {**self.kafka.settings().spark(), **self.source_options}
         passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PrivateAttr
 
-from kafka_liveness_dagster.kafka.registry_settings import RegistrySettings
-from kafka_liveness_dagster.resources.security import ResourceWithSecrets
-from kafka_liveness_dagster.settings.declared import resolved
+from kafka_liveness_dagster.kafka.schema_registry_settings import RegistrySettings
+from kafka_liveness_dagster.resources.kafka import ResourceWithSecrets
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
+from kafka_liveness_dagster.settings.validation import resolved
 
 if TYPE_CHECKING:
     import dagster as dg
     from pyspark.sql import DataFrame
 
-    from kafka_liveness_dagster.kafka.registry import SchemaRegistry
+    from kafka_liveness_dagster.kafka.schema_registry import SchemaRegistry
 
 _FIELDS = tuple(SchemaRegistrySettings.model_fields)
 
@@ -61,8 +61,8 @@ class SchemaRegistryResource(ResourceWithSecrets):
             SchemaUnusableError: a schema is none that Spark can decode by.
             InvalidSettingError: the column holds no bytes; or what a variable holds is no setting.
         """
-        from kafka_liveness_dagster.kafka.registry import SchemaNotFoundError  # noqa: PLC0415 - an extra brings it
-        from kafka_liveness_dagster.spark.decoded import decoded, writers  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.kafka.schema_registry import SchemaNotFoundError  # noqa: PLC0415 - an extra brings it
+        from kafka_liveness_dagster.spark.decode.decode import decoded, writers  # noqa: PLC0415 - pyspark stays lazy
 
         registry, written_by = self._client(), []
         for number, where in sorted(writers(batch, column).items()):
@@ -81,7 +81,7 @@ class SchemaRegistryResource(ResourceWithSecrets):
             self._registry = None
 
     def _client(self) -> SchemaRegistry:
-        from kafka_liveness_dagster.kafka.registry import SchemaRegistry  # noqa: PLC0415 - confluent_kafka stays lazy
+        from kafka_liveness_dagster.kafka.schema_registry import SchemaRegistry  # noqa: PLC0415 - confluent_kafka stays lazy
 
         if self._registry is None:
             told = {name: resolved(getattr(self, name)) for name in _FIELDS}

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from kafka_liveness_dagster.core.aside import aside
+from kafka_liveness_dagster.concurrency import aside
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import REMOTE
-from kafka_liveness_dagster.resources.security import ResourceWithSecrets
-from kafka_liveness_dagster.settings.declarations import SparkResourceSettings
-from kafka_liveness_dagster.settings.declared import resolved
-from kafka_liveness_dagster.settings.kinds import EMBEDDED
+from kafka_liveness_dagster.resources.kafka import ResourceWithSecrets
+from kafka_liveness_dagster.settings.asset import SparkResourceSettings
+from kafka_liveness_dagster.settings.types import EMBEDDED
+from kafka_liveness_dagster.settings.validation import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ class SparkConnectResource(ResourceWithSecrets):
         Raises:
             SparkUnreachableError: no server answered, or it refused the token.
         """
-        from kafka_liveness_dagster.spark.line import line_of  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415 - pyspark stays lazy
 
         if self._ahead is not None:
             wait([self._ahead])  # an interrupt leaves it to be ended
@@ -80,7 +80,7 @@ class SparkConnectResource(ResourceWithSecrets):
         return self._connected(address) if address else None
 
     def _connected(self, address: str) -> SparkSession:
-        from kafka_liveness_dagster.spark.session import connect  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.connect.session import connect  # noqa: PLC0415 - pyspark stays lazy
 
         def say(sentence: str) -> None:
             with suppress(Exception):  # Dagster's storage may fail just now
@@ -103,7 +103,7 @@ class SparkConnectResource(ResourceWithSecrets):
 
         Caller: Dagster, when the run's resources are torn down. Affects: this run's session alone.
         """
-        from kafka_liveness_dagster.spark.session import end  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.connect.session import end  # noqa: PLC0415 - pyspark stays lazy
 
         if self._session is not None:
             end(self._session)
@@ -132,7 +132,7 @@ class SparkConnectResource(ResourceWithSecrets):
 
 
 def _end_it(opened: Future[SparkSession | None]) -> None:
-    from kafka_liveness_dagster.spark.session import end  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.connect.session import end  # noqa: PLC0415 - pyspark stays lazy
 
     if opened.exception() is None and (session := opened.result()) is not None:
         end(session)

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.aside import start
+from kafka_liveness_dagster.concurrency import start
 from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ from zlib import crc32
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.heartbeat import Away
+from kafka_liveness_dagster.core.fencing import Away
 from kafka_liveness_dagster.core.names import shown
-from kafka_liveness_dagster.core.processes import Sign
-from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.process_status import Sign
+from kafka_liveness_dagster.core.run_ids import run_mark
 from kafka_liveness_dagster.core.timeouts import Budget, first_budget
-from kafka_liveness_dagster.runs import host
+from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.storage import needed
 
 if TYPE_CHECKING:
-    from kafka_liveness_dagster.core.processes import Process
+    from kafka_liveness_dagster.core.process_status import Process
 
 MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
@@ -105,9 +105,9 @@ def is_in_lane(run: dg.DagsterRun) -> bool:
 def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Process | None:
     """The process whose end is the run's; of a step in a process of its own the one that started it."""
     if not is_step(context):
-        return host.process(os.getpid())
+        return proc.process(os.getpid())
     starter = multiprocessing.parent_process()
-    return host.process(starter.pid) if starter is not None and starter.pid else None
+    return proc.process(starter.pid) if starter is not None and starter.pid else None
 
 
 def is_step(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:

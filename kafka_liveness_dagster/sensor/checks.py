@@ -14,14 +14,13 @@ import dagster as dg
 
 from kafka_liveness_dagster.core import health
 from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.health import Gravity, Verdict
+from kafka_liveness_dagster.core.health import Gravity, HeldBack, Verdict, judged
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
-from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.core.transactions import HeldBack, judged
+from kafka_liveness_dagster.core.run_ids import run_mark
 from kafka_liveness_dagster.runs.storage import storage_errors
-from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import jumped
-from kafka_liveness_dagster.sensor.table_look import TableLook
+from kafka_liveness_dagster.sensor.asset_events import jumped
+from kafka_liveness_dagster.sensor.observation import GroupLook
+from kafka_liveness_dagster.sensor.table_ledger import TableLook
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster

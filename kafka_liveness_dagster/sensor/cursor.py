@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from kafka_liveness_dagster.core.departures import GroupState  # noqa: TC001 - pydantic reads it
+from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, Memory, Remembered
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.ghosts import Absence
-from kafka_liveness_dagster.core.group_snapshot import GroupState  # noqa: TC001 - pydantic reads it
-from kafka_liveness_dagster.core.watch import MAX_ABSENT, Memory, Remembered
+from kafka_liveness_dagster.core.orphaned_runs import Absence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class GroupCursor(BaseModel, frozen=True):
         pending_hash: of the pending ranges whose partitions were last read from Dagster; 0 for none.
         windows_done_until: the end of the last window that was processed, in seconds since the epoch; this and the next
             four are the fields of ``ToldWindows``.
-        group_state: None before the first tick; this and the rest are the fields of ``core.watch.Memory``.
+        group_state: None before the first tick; this and the rest are the fields of ``core.event_detection.Memory``.
         member_runs: names of the members by their keys, and so are the next two.
         other_instance_runs: members that are runs of another Dagster instance.
         external_members: members that are no runs.
@@ -83,7 +83,7 @@ class GroupCursor(BaseModel, frozen=True):
 
     @property
     def memory(self) -> Memory | None:
-        """What ``core.watch`` left behind, None before the first look."""
+        """What ``core.event_detection`` left behind, None before the first look."""
         if self.group_state is None:
             return None
         return Memory(

@@ -12,27 +12,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.event_detection import changes
 from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, range_of
-from kafka_liveness_dagster.core.watch import changes
-from kafka_liveness_dagster.embedded.errors import ServicesDownError
+from kafka_liveness_dagster.embedded.state import ServicesDownError
 from kafka_liveness_dagster.runs.storage import storage_errors
+from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations, group_observations, untold
 from kafka_liveness_dagster.sensor.checks import are_forgotten, news
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, ToldWindows
-from kafka_liveness_dagster.sensor.ghosts import Ghosts, free_slots
-from kafka_liveness_dagster.sensor.hooks import EventHook
-from kafka_liveness_dagster.sensor.look import GroupLook
-from kafka_liveness_dagster.sensor.observations import crash_lag_observations, group_observations, untold
-from kafka_liveness_dagster.sensor.run_requests import RunRequests
+from kafka_liveness_dagster.sensor.dead_runs import Ghosts, free_slots, keep_vigil
+from kafka_liveness_dagster.sensor.observation import GroupLook
+from kafka_liveness_dagster.sensor.run_requests import EventHook, RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
-from kafka_liveness_dagster.sensor.table_look import TableLook
-from kafka_liveness_dagster.sensor.vigil import keep_vigil
+from kafka_liveness_dagster.sensor.table_ledger import TableLook
 from kafka_liveness_dagster.sensor.windows import WindowWatch
-from kafka_liveness_dagster.settings.declared import checked
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Sensor
-from kafka_liveness_dagster.telemetry.exporters import set_up
-from kafka_liveness_dagster.telemetry.group import GroupMetrics
+from kafka_liveness_dagster.settings.validation import checked
+from kafka_liveness_dagster.telemetry.group_metrics import GroupMetrics
+from kafka_liveness_dagster.telemetry.otel import set_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

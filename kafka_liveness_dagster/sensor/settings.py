@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import InstanceOf
 
 from kafka_liveness_dagster.sensor.checks import GroupChecks
-from kafka_liveness_dagster.settings import kinds
-from kafka_liveness_dagster.settings.declared import Declared
+from kafka_liveness_dagster.settings import types
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Sensor
+from kafka_liveness_dagster.settings.validation import Declared
 from kafka_liveness_dagster.settings.windows import Windows
 
 
@@ -20,17 +20,17 @@ class SensorSettings(Declared):
     of: ClassVar[str] = "sensor"
     named_by: ClassVar[str] = "name"
 
-    name: kinds.SensorName
-    group_id: kinds.GroupId
-    topics: kinds.OwedTopics
-    live_job: kinds.Job
-    crash_lag: kinds.CrashLagAsset
-    crash_lag_job: kinds.Job | None
-    sensor: Annotated[Sensor, kinds.MADE]
-    checks: Annotated[InstanceOf[GroupChecks], kinds.Wanted("GroupChecks")] | None
-    table: kinds.Table | None
-    windows: Annotated[InstanceOf[Windows], kinds.Wanted("settings.windows.Windows")] | None
-    resources: Annotated[ResourceKeys, kinds.MADE]
+    name: types.SensorName
+    group_id: types.GroupId
+    topics: types.OwedTopics
+    live_job: types.Job
+    crash_lag: types.CrashLagAsset
+    crash_lag_job: types.Job | None
+    sensor: Annotated[Sensor, types.MADE]
+    checks: Annotated[InstanceOf[GroupChecks], types.Wanted("GroupChecks")] | None
+    table: types.Table | None
+    windows: Annotated[InstanceOf[Windows], types.Wanted("settings.windows.Windows")] | None
+    resources: Annotated[ResourceKeys, types.MADE]
 
     def contradictions(self) -> Iterator[str]:
         """A bound that no check is told, windows of which nobody could say what is in the table."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.completeness import Completeness, JudgedWindow, all_done, has_records, judged
 from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.windows import Completeness, JudgedWindow, all_done, has_records, judged
 from kafka_liveness_dagster.metadata import LATE_RECORDS, late_ranges, number, window_metadata
 from kafka_liveness_dagster.sensor.cursor import ToldWindows
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.sensor.cursor import GroupCursor
-    from kafka_liveness_dagster.sensor.look import GroupLook
+    from kafka_liveness_dagster.sensor.observation import GroupLook
     from kafka_liveness_dagster.settings.windows import Window, Windows
 
 _MOST = 100  # of one tick: each is a row, and two requests
@@ -133,7 +133,7 @@ class WindowWatch:
             window: ends before the group's first record.
             now: seconds since the epoch.
         """
-        from kafka_liveness_dagster.kafka.times import window_ends  # noqa: PLC0415 - confluent_kafka stays lazy
+        from kafka_liveness_dagster.kafka.timestamps import window_ends  # noqa: PLC0415 - confluent_kafka stays lazy
 
         lateness = self.windows.allowed_lateness_seconds
         before, behind = window.end, now - lateness
@@ -143,7 +143,7 @@ class WindowWatch:
         return before
 
     def _judged(self, cluster: Cluster, look: GroupLook, window: Window, watched: float) -> JudgedWindow:
-        from kafka_liveness_dagster.kafka.times import window_bounds  # noqa: PLC0415 - confluent_kafka stays lazy
+        from kafka_liveness_dagster.kafka.timestamps import window_bounds  # noqa: PLC0415 - confluent_kafka stays lazy
 
         until = window.end + self.windows.allowed_lateness_seconds
         begins, ends = window_bounds(cluster, list(look.partitions), round(1000 * window.begin), round(1000 * until))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, ClassVar
 
 from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.settings import kinds
-from kafka_liveness_dagster.settings.declared import Declared
+from kafka_liveness_dagster.settings import types
 from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets
+from kafka_liveness_dagster.settings.validation import Declared
 
 
 class ConsumerSettings(Declared):
@@ -21,15 +21,15 @@ class ConsumerSettings(Declared):
         "crash_lag": ("min_offsets", "max_ranges"),
     }
 
-    topics: kinds.Topics
-    group_id: kinds.GroupId
-    max_poll_records: kinds.Count | None
-    max_batch_seconds: kinds.Budget | None
-    enable_parallel_rebalance: kinds.Flag
-    batching: Annotated[Batching, kinds.MADE]
-    crash_lag: Annotated[CrashLag, kinds.MADE]
-    offsets: Annotated[Offsets, kinds.MADE]
-    membership: Annotated[Membership, kinds.MADE]
+    topics: types.Topics
+    group_id: types.GroupId
+    max_poll_records: types.Count | None
+    max_batch_seconds: types.Budget | None
+    enable_parallel_rebalance: types.Flag
+    batching: Annotated[Batching, types.MADE]
+    crash_lag: Annotated[CrashLag, types.MADE]
+    offsets: Annotated[Offsets, types.MADE]
+    membership: Annotated[Membership, types.MADE]
 
 
 class CatchUpSettings(Declared):
@@ -39,12 +39,12 @@ class CatchUpSettings(Declared):
     named_by: ClassVar[str] = "group_id"
     uses: ClassVar[Mapping[str, Collection[str]]] = {"offsets": ("on_data_loss",)}
 
-    group_id: kinds.GroupId
-    ranges: kinds.Ranges
-    reprocess: kinds.Ranges
-    max_poll_records: kinds.Count
-    max_batch_seconds: kinds.Budget | None
-    offsets: Annotated[Offsets, kinds.MADE]
+    group_id: types.GroupId
+    ranges: types.Ranges
+    reprocess: types.Ranges
+    max_poll_records: types.Count
+    max_batch_seconds: types.Budget | None
+    offsets: Annotated[Offsets, types.MADE]
 
     def contradictions(self) -> Iterator[str]:
         """What no run could work with, although each setting alone is as it should be."""

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from kafka_liveness_dagster.core.layout import BY_KAFKA_PARTITION
-from kafka_liveness_dagster.settings import kinds
-from kafka_liveness_dagster.settings.declared import Declared
+from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION
+from kafka_liveness_dagster.settings import types
+from kafka_liveness_dagster.settings.validation import Declared
 
 
 class Group(Declared, dg.Resolvable):
@@ -72,14 +72,14 @@ class Batching(Group):
     offsets and more, so in an asset's by default, those whose lag does not fit have their turn in four of them: shares
     are equal over four batches, not within one. ``greedy`` fills it from one after
     the other: fewer, longer ranges (KIP-41 has both)."""
-    commit_interval_seconds: kinds.Seconds = 0.0
+    commit_interval_seconds: types.Seconds = 0.0
     """For fewer, larger commits: a record waits at most this long until its batch starts. A full batch
     (``max_poll_records``) starts at once. The wait is not part of the batch's process timeout. After a crash the
     waiting records are crash lag."""
-    max_batch_bytes: kinds.Bytes | None = None
+    max_batch_bytes: types.Bytes | None = None
     """What keys and values of a batch may weigh together, as far as the batches before it tell; the first one of a run
     is small. ``max_poll_records`` bounds it too."""
-    in_flight: kinds.InFlight | None = None
+    in_flight: types.InFlight | None = None
     """How many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is planned and begun, if
     there is enough data to fill it. Offsets are committed in order all the same. 2 for a table unless set; a ``sink``
     of your own is called with one at a time."""
@@ -91,7 +91,7 @@ class Batching(Group):
     """A record by which the transform fails ends the run (``raise``). Or the batch is halved until such records are
     found; they are kept in the table ``<table>_dead_letters``, become crash lag partitions, and the other records are
     processed (``dead_letter``)."""
-    max_dead_letters: kinds.Count = 20
+    max_dead_letters: types.Count = 20
     """More of them in one batch, beside those that are dead letters already, are the transform's fault: the run ends,
     and nothing of the batch is passed."""
 
@@ -99,15 +99,15 @@ class Batching(Group):
 class CrashLag(Group):
     """Crash lag (KIP-333): when it is left to partitions, and how it is caught up."""
 
-    min_offsets: kinds.OffsetCount = 1
+    min_offsets: types.OffsetCount = 1
     """With fewer offsets behind, resume in order instead."""
-    max_ranges: kinds.Count | None = None
+    max_ranges: types.Count | None = None
     """With more pending ranges on a topic's partition, resume in order instead."""
-    auto_catch_up: kinds.Flag = False
+    auto_catch_up: types.Flag = False
     """The sensor starts a run for each crash lag partition by itself, one at a time, oldest first."""
-    max_age_seconds: kinds.Seconds | None = None
+    max_age_seconds: types.Seconds | None = None
     """If a range is pending for longer, the asset check ``crash_lag_age`` warns; without it the check only reports."""
-    backfill_policy: kinds.Policy | None = None
+    backfill_policy: types.Policy | None = None
     """Into how many runs Dagster cuts a backfill of crash lag: ``dg.BackfillPolicy.multi_run(n)`` for ``n`` partitions
     a run; one run for each stretch of neighbouring partitions unless set."""
 
@@ -132,7 +132,7 @@ class Membership(Group):
     liveness: Literal["poll", "progress"] = "poll"
     """``poll`` as in KIP-62: a rebalance waits for the open batch, at most its process timeout. ``progress``:
     rebalances are answered while Spark works, and the process timeout begins anew with every finished Spark task."""
-    group_instance_id: kinds.MemberId | None = None
+    group_instance_id: types.MemberId | None = None
     """Makes a static member (KIP-345): a restart within the session timeout moves no partitions. It does not leave the
     group when it closes or is too slow, and others get its partitions a session timeout later. For one live run at a
     time. Without it a run is a dynamic member, whose place its successor takes if it dies."""
@@ -141,25 +141,25 @@ class Membership(Group):
 class Sensor(Group):
     """The group's sensor: how often it ticks, which runs it starts, and when its checks warn."""
 
-    max_live_runs: kinds.Count = 1
+    max_live_runs: types.Count = 1
     """How many live runs may share the topic's partitions; more than partitions are never started."""
-    minimum_interval_seconds: kinds.Count = 3
+    minimum_interval_seconds: types.Count = 3
     """How often the sensor looks at the group. Dagster's daemon comes by every 5 s and passes over a sensor whose last
     tick ended less than this before: with 5 it would look every 10 s."""
-    default_status: kinds.SensorStatus = dg.DefaultSensorStatus.STOPPED
+    default_status: types.SensorStatus = dg.DefaultSensorStatus.STOPPED
     """``RUNNING`` starts the sensor with the code location; else switch it on in the UI."""
-    on_event: kinds.Hook | None = None
+    on_event: types.Hook | None = None
     """Told each event of the group (``MemberLeft``, ``CrashLagFound``, …) when the sensor first sees it; the
     RunRequests it returns are started. One without a ``run_key`` gets one of its event, so that a repeated tick starts
     nothing twice."""
-    event_jobs: kinds.Jobs = ()
+    event_jobs: types.Jobs = ()
     """Jobs that ``on_event`` may request; with a single one, requests need not name it."""
-    max_lag: kinds.Lag | None = None
+    max_lag: types.Lag | None = None
     """With more offsets to read than this the asset check ``lag`` warns; without it the check only reports."""
-    ghost_after_seconds: kinds.Seconds = 120.0
+    ghost_after_seconds: types.Seconds = 120.0
     """A live run that is at work but no member of its group for so long is reported and no longer counts: another is
     requested. One whose process is gone for sure does not count at once, and is reported as failed."""
-    fail_ghost_runs: kinds.Flag = False
+    fail_ghost_runs: types.Flag = False
     """Every run that no longer counts is reported to Dagster as failed, also where nobody can say whether its process
     is gone."""
 
@@ -170,48 +170,48 @@ class Iceberg(Group):
     snapshots: Literal["overwrite", "append"] = "overwrite"
     """``append`` commits new offsets as snapshots that streams can read, Spark's ``readStream`` or Flink's, and
     takes 1.6 to 2.1 times as long, the most with small batches; what comes again replaces what was there."""
-    partition_by: kinds.PartitionFields = BY_KAFKA_PARTITION
+    partition_by: types.PartitionFields = BY_KAFKA_PARTITION
     """Columns, or ``days(column)``, ``hours(…)``, ``months(…)``, ``years(…)``, ``bucket(16, column)``; none for a table
     without partitions."""
-    sort_by: kinds.SortFields = ()
+    sort_by: types.SortFields = ()
     """Columns by which rows are sorted within files, like ``placed_at DESC``."""
-    table_properties: kinds.Properties = {}  # noqa: RUF012 - pydantic copies it
+    table_properties: types.Properties = {}  # noqa: RUF012 - pydantic copies it
     """Iceberg's table properties, like ``write.target-file-size-bytes``; they come before this package's own."""
 
 
 class Maintenance(Group):
     """How the table is kept small, beside both lanes. Switched on in the UI, or by ``default_status``."""
 
-    cron_schedule: kinds.Cron = "17 * * * *"
+    cron_schedule: types.Cron = "17 * * * *"
     """When, in UTC; every hour unless set."""
-    default_status: kinds.ScheduleStatus = dg.DefaultScheduleStatus.STOPPED
+    default_status: types.ScheduleStatus = dg.DefaultScheduleStatus.STOPPED
     """``RUNNING`` starts the schedule with the code location; else switch it on in the UI."""
-    min_files: kinds.Files = 20
+    min_files: types.Files = 20
     """From so many small files of one partition of the table on they are compacted: rarer, and less is rewritten
     twice. What either lane may still write again is left as it is."""
-    max_snapshot_age_seconds: kinds.Seconds = 432_000.0
+    max_snapshot_age_seconds: types.Seconds = 432_000.0
     """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there. A table with a longer
     ``history.expire.max-snapshot-age-ms`` keeps them so long, and one with ``gc.enabled=false`` keeps all."""
-    max_snapshots: kinds.Count = 1_000
+    max_snapshots: types.Count = 1_000
     """Of younger ones those beyond so many, when they are an hour old: each commit writes all of them again."""
-    orphan_file_age_seconds: kinds.OrphanAge | None = 259_200.0
+    orphan_file_age_seconds: types.OrphanAge | None = 259_200.0
     """Files that no snapshot has are deleted after 3 days; None leaves them, and the store is not listed."""
 
 
 class Completeness(Group):
     """When a window of time (``complete_every``) is told complete, and what comes after that."""
 
-    start: kinds.WindowStart | None = None
+    start: types.WindowStart | None = None
     """When the first window begins: ``2026-11-01``, or ``2026-11-01-05:00``, in ``timezone``."""
-    timezone: kinds.TimeZone = "UTC"
+    timezone: types.TimeZone = "UTC"
     """In which windows begin: an IANA name like ``Europe/Amsterdam``."""
-    allowed_lateness_seconds: kinds.Seconds = 60.0
+    allowed_lateness_seconds: types.Seconds = 60.0
     """How long behind the end of a window records of it may still come: by the clock, and by the records' own
     timestamps. No window is told earlier."""
-    reopen_on_late: kinds.Flag = False
+    reopen_on_late: types.Flag = False
     """A window for which records came after it was told is told again, once they are in the table. They are counted on
     it (``late_records``) anyway."""
-    mark_empty: kinds.Flag = True
+    mark_empty: types.Flag = True
     """An hour without a record is marked complete, too: else it stays missing, and nobody can tell it from an hour
     that waits. ``False`` is for slow topics whose downstream runs need no empty hours. Hours before the group's first
     record are never marked."""
@@ -220,9 +220,9 @@ class Completeness(Group):
 class ResourceKeys(Group):
     """Under which keys the code location has the two resources."""
 
-    kafka: kinds.ResourceKey = "kafka"
+    kafka: types.ResourceKey = "kafka"
     """Of the :class:`KafkaLivenessResource`."""
-    spark: kinds.ResourceKey = "spark"
+    spark: types.ResourceKey = "spark"
     """Of the :class:`SparkConnectResource`."""
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kafka_liveness_dagster.kafka.registry_settings import contradictions
-from kafka_liveness_dagster.settings import kinds
-from kafka_liveness_dagster.settings.declared import Declared
-from kafka_liveness_dagster.settings.kinds import VARIABLES
+from kafka_liveness_dagster.kafka.schema_registry_settings import contradictions
+from kafka_liveness_dagster.settings import types
+from kafka_liveness_dagster.settings.types import VARIABLES
+from kafka_liveness_dagster.settings.validation import Declared
 
 
 class SchemaRegistrySettings(Declared):
@@ -18,10 +18,10 @@ class SchemaRegistrySettings(Declared):
 
     of: ClassVar[str] = "SchemaRegistryResource"
 
-    url: kinds.Registry = Field(repr=False)  # what is refused may hold a password
-    username: kinds.Text | None
-    password: kinds.Text | None = Field(repr=False)
-    ssl_ca_location: kinds.Text | None
+    url: types.Registry = Field(repr=False)  # what is refused may hold a password
+    username: types.Text | None
+    password: types.Text | None = Field(repr=False)
+    ssl_ca_location: types.Text | None
 
     def contradictions(self) -> Iterator[str]:
         """What the fields say against each other; what a variable holds is known in a run."""

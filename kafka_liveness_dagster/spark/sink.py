@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_liveness_dagster.core.accounts import Account, total
+from kafka_liveness_dagster.core.ledger import Account, total
 from kafka_liveness_dagster.core.names import name_of_sink
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.ranges import condition, names
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from kafka_liveness_dagster.core.accounts import Accounts
+    from kafka_liveness_dagster.core.ledger import Accounts
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-    from kafka_liveness_dagster.spark.iceberg import Written
+    from kafka_liveness_dagster.spark.table.write import Written
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class SinkWrite:
 
     def begin(self) -> Callable[[], int | None]:
         """Make the frame; gives what calls the sink."""
-        from kafka_liveness_dagster.spark.fit import check_rows  # noqa: PLC0415 - see finish
-        from kafka_liveness_dagster.spark.inside import inside  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.row_guard import inside  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.schema_check import check_rows  # noqa: PLC0415 - see finish
 
         self.may_go_on()
         frame = self.make_frame()
@@ -161,9 +161,9 @@ class SinkWrite:
 
         from kafka_liveness_dagster.failpoints import Failpoint, failpoint  # noqa: PLC0415
         from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.iceberg import Written  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.inside import kept, stray  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.transformed import Transformed  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.row_guard import kept, stray  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.write import Written  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.transform import Transformed  # noqa: PLC0415
 
         try:
             rows = execute()

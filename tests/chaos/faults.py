@@ -16,10 +16,10 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from pyspark.errors import PySparkException
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.witnesses import OtherGroupError
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.session import connect, end
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.core.partition_state import OtherGroupError
+from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.table import IcebergTable
 from tests.chaos.orders import BUDGET, GROUP, SESSION, TABLE
 
 if TYPE_CHECKING:

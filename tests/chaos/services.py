@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import psutil
 
-from kafka_liveness_dagster.embedded import broker, process, services, state
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from kafka_liveness_dagster.embedded import kafka, processes, services, state
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from tests.waiting import wait_for
 from tests.world.silent_proxy import SilentProxy
 
@@ -28,19 +28,19 @@ class Broker:
     def start(self):
         """Start it where it was, and wait until it answers."""
         mark = f"chaos-{self.port}"
-        launch = broker.launch(self._home, self.port, mark, lambda _: None)
+        launch = kafka.launch(self._home, self.port, mark, lambda _: None)
         settings = self._home / "kafka" / "server.properties"
         text = settings.read_text()
         for name, address in (("listeners", self._behind), ("advertised.listeners", self.proxy.port)):
             text = re.sub(rf"^({name}=.*)$", rf"\1,PROXIED://{LOOPBACK}:{address}", text, count=1, flags=re.MULTILINE)
         text = text.replace("BROKER:PLAINTEXT", "BROKER:PLAINTEXT,PROXIED:PLAINTEXT")
         settings.write_text(text)
-        self._child = process.start(launch, self._home / "logs" / "kafka.log")
+        self._child = processes.start(launch, self._home / "logs" / "kafka.log")
 
         def is_up():
             if self._child.poll() is not None:
                 raise RuntimeError(f"the broker did not start: see {self._home / 'logs' / 'kafka.log'}")
-            return broker.is_ready(self.port)
+            return kafka.is_ready(self.port)
 
         wait_for(is_up, what="the broker answers", pause=0.1)
 
@@ -69,7 +69,7 @@ class Spark:
     def kill(self):
         """SIGKILL of what was started here."""
         one = state.read(self._home)["spark"]
-        found = process.find(one.pid, one.mark, state.folder_of(self._home, "spark"))
+        found = processes.find(one.pid, one.mark, state.folder_of(self._home, "spark"))
         if found is not None:
             found.kill()
             psutil.wait_procs([found], timeout=10)

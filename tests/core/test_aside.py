@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kafka_liveness_dagster.core.aside import aside, start
+from kafka_liveness_dagster.concurrency import aside, start
 
 
 def test_a_call_runs_in_a_daemon_thread_of_its_name():

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError, failing_alone, halves
-from kafka_liveness_dagster.core.commit_log import Origin
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.commit_metadata import Origin
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
 

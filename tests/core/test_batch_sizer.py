@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.batch_sizer import FIRST_OFFSETS, LARGEST_RECORD_BYTES, BatchSizer, PoisonedOffsetError
-from kafka_liveness_dagster.core.fairness import Batch, plan
+from kafka_liveness_dagster.core.batch_planning import Batch, plan
+from kafka_liveness_dagster.core.batch_size import FIRST_OFFSETS, LARGEST_RECORD_BYTES, BatchSizer, PoisonedOffsetError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 
 

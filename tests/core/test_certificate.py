@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.certificate import Certificate, PartitionCertificate, texts
-from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.comparison import RowFindings, Stretch, joined
-from kafka_liveness_dagster.core.history import Write, overlaps
-from kafka_liveness_dagster.core.ledger_text import LedgerError, encode
+from kafka_liveness_dagster.audit.certificate import Certificate, PartitionCertificate, texts
+from kafka_liveness_dagster.audit.rows import RowFindings, Stretch, joined
+from kafka_liveness_dagster.audit.snapshots import Write, overlaps
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, ExternalCommit, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.ledger import Account, LedgerError, encode
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, size, union
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
 
 ORDERS = TopicPartition("orders", 3)
 ORIGIN = Origin(0, "a")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core import checkup_dagster, checkup_kafka, checkup_spark
-from kafka_liveness_dagster.core.checkup import FAIL, OK, Finding, Outcome, Untold, judged
-from kafka_liveness_dagster.core.checkup_dagster import GroupSensor, with_defaults
-from kafka_liveness_dagster.core.checkup_spark import Jar, Skew, Zone, catalogs_of
 from kafka_liveness_dagster.core.health import Gravity, Verdict
+from kafka_liveness_dagster.doctor import dagster_rules, kafka_rules, spark_rules
+from kafka_liveness_dagster.doctor.dagster_rules import GroupSensor, with_defaults
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, Finding, Outcome, Untold, judged
+from kafka_liveness_dagster.doctor.spark_rules import Jar, Skew, Zone, catalogs_of
 
 WARN, UNKNOWN = Outcome.WARN, Outcome.UNKNOWN
 DAY_MS = 86_400_000
@@ -18,7 +18,7 @@ CONNECTOR, RUNTIME = "spark-sql-kafka-0-10_2.13-{}.jar", "iceberg-spark-runtime-
 UTC, BERLIN = Zone("UTC", (0, 15_638_400)), Zone("Europe/Berlin", (-3_600, 15_631_200))
 ICEBERGS = "org.apache.iceberg.spark.SparkCatalog"
 
-CLUSTER = checkup_kafka.CLUSTER, {
+CLUSTER = kafka_rules.CLUSTER, {
     "differing": {},
     "group.min.session.timeout.ms": "6000",
     "group.max.session.timeout.ms": "1800000",
@@ -27,11 +27,11 @@ CLUSTER = checkup_kafka.CLUSTER, {
     "unclean.leader.election.enable": "false",
     "auto.create.topics.enable": "false",
 }  # fmt: skip
-COMMITS = checkup_kafka.OFFSETS_TOPIC, {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False}
-GROUP = checkup_kafka.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
-BACKLOG = checkup_kafka.BACKLOG, {"expiry": Verdict(Gravity.FINE, "nothing that waits is about to expire")}
+COMMITS = kafka_rules.OFFSETS_TOPIC, {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False}
+GROUP = kafka_rules.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
+BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Gravity.FINE, "nothing that waits is about to expire")}
 TOPIC = (
-    checkup_kafka.TOPIC,
+    kafka_rules.TOPIC,
     {
         "retention.ms": str(7 * DAY_MS),
         "offsets.retention.minutes": "10080",
@@ -44,7 +44,7 @@ TOPIC = (
     },
 )
 SERVER = (
-    checkup_spark.SERVER,
+    spark_rules.SERVER,
     {
         "version": "4.1.3",
         "client": "4.1.4",
@@ -61,7 +61,7 @@ SERVER = (
         "skew": Skew(-0.1, 0.1),
     },
 )
-CATALOG = checkup_spark.CATALOG, {
+CATALOG = spark_rules.CATALOG, {
     "class": ICEBERGS, "cache-enabled": "false", "type": "rest", "warehouse": "s3://lake",
 }  # fmt: skip
 WELL = {
@@ -83,12 +83,12 @@ WELL = {
     "retention": {"sensor": {"purge_after_days": {"skipped": 1, "success": 30}}},
 }
 INSTANCE = (
-    checkup_dagster.INSTANCE,
+    dagster_rules.INSTANCE,
     {**with_defaults(WELL), "groups": ("orders-etl", "clicks-etl"), "daemon seconds": 20.0},
 )
 ON = GroupSensor("orders-etl", "orders_sensor", True, every_seconds=5.0, kept_seconds=5.2, idle_seconds=1.0)
 OFF = GroupSensor("clicks-etl", "clicks_sensor", False, every_seconds=5.0)
-LOCATION = checkup_dagster.LOCATION, {"executor": "in_process", "sensors": (ON,)}
+LOCATION = dagster_rules.LOCATION, {"executor": "in_process", "sensors": (ON,)}
 RUNS, MONITORING = "concurrency.runs.", "run_monitoring."
 
 

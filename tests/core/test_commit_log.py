@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.commit_log import (
+from kafka_liveness_dagster.core.commit_metadata import (
     MAX_METADATA_BYTES,
     DoneLog,
     ExternalCommit,
@@ -24,9 +24,9 @@ from kafka_liveness_dagster.core.commit_log import (
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionFacts, TopicRecreatedError
 from kafka_liveness_dagster.core.resume import NoCommittedOffsetError, Resumed, ResumePolicy, resume
-from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts, TopicRecreatedError
+from kafka_liveness_dagster.core.run_ids import run_mark
 
 TP = TopicPartition("orders", 3)
 RUN = "0badcafe"

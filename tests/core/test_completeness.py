@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.completeness import Completeness, all_done, judged
-from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.departures import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.windows import Completeness, all_done, judged
 
 ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 7)
 

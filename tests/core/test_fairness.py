@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.fairness import (
+from kafka_liveness_dagster.core.batch_planning import (
     MOST_SHARES,
     TURNS,
     TURNS_FROM,
@@ -22,6 +21,7 @@ from kafka_liveness_dagster.core.fairness import (
     in_turns,
     plan,
 )
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, size, union
 
 A, B, C, D = (TopicPartition("orders", p) for p in range(4))

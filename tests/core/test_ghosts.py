@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kafka_liveness_dagster.core.departures import Run, RunFate
 from kafka_liveness_dagster.core.events import GhostFound
-from kafka_liveness_dagster.core.ghosts import GIVEN_UP_SECONDS, Absence, absences, found, is_over, uncounted
-from kafka_liveness_dagster.core.membership import Run, RunFate
-from kafka_liveness_dagster.core.processes import BEAT_SECONDS, Word
+from kafka_liveness_dagster.core.orphaned_runs import GIVEN_UP_SECONDS, Absence, absences, found, is_over, uncounted
+from kafka_liveness_dagster.core.process_status import BEAT_SECONDS, Word
 
 RUN, OTHER = "0badcafe", "0000beef"
 GHOST_SECONDS = 120.0

@@ -7,8 +7,16 @@ from dataclasses import replace
 import pytest
 
 from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.commit_log import ExternalCommit, LiveMark, Mark
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
+from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveMark, Mark
+from kafka_liveness_dagster.core.departures import (
+    GroupSnapshot,
+    GroupState,
+    MemberSeen,
+    PartitionSnapshot,
+    Run,
+    RunFate,
+)
+from kafka_liveness_dagster.core.fencing import Away, FenceReason
 from kafka_liveness_dagster.core.health import (
     Gravity,
     crash_lag_age,
@@ -18,10 +26,8 @@ from kafka_liveness_dagster.core.health import (
     lag_below,
     retention,
 )
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.processes import Word
+from kafka_liveness_dagster.core.process_status import Word
 
 RUN, OLDER = "0badcafe", "01dbeef0"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

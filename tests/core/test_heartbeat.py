@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.heartbeat import (
-    Away,
-    FenceReason,
-    PollTimer,
-    RunState,
-    Surroundings,
-    reason_to_fence,
-)
+from kafka_liveness_dagster.core.fencing import Away, FenceReason, PollTimer, RunState, Surroundings, reason_to_fence
 
 PROCESS_MS = 60_000
 LATE = PROCESS_MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.layout import PARTITION_FIELD, SORT_FIELD, Field, Layout, field
+from kafka_liveness_dagster.core.table_layout import PARTITION_FIELD, SORT_FIELD, Field, Layout, field
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.accounts import Account, total
-from kafka_liveness_dagster.core.ledger import Snapshot, chain, goes_on, is_set_back, lineage, read, written_since
-from kafka_liveness_dagster.core.ledger_text import (
+from kafka_liveness_dagster.core.ledger import (
     LONG,
     MAX_CHARACTERS,
     MAX_PARTS,
+    Account,
     LedgerError,
+    Snapshot,
+    chain,
     decode,
     encode,
+    goes_on,
+    is_set_back,
+    lineage,
+    read_ledger,
     since_of,
+    total,
+    written_since,
 )
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
 
@@ -48,7 +55,7 @@ def table(*snapshots):
 
 def what(snapshots, current):
     """What is read, as pairs, and whether it is all."""
-    found = read(snapshots, lineage(snapshots, current)).of(TP)
+    found = read_ledger(snapshots, lineage(snapshots, current)).of(TP)
     return [tuple(span) for span in found.done], found.complete
 
 
@@ -88,7 +95,7 @@ def test_all_groups_that_wrote_a_topic_count_for_each_of_its_partitions():
         for n, g in ((3, "g-a"), (4, "g-b"))
     ]
     snapshots = table(Snapshot(1, None, wrote[0]), Snapshot(2, 1, wrote[1]))
-    ledger = read(snapshots, lineage(snapshots, 2))
+    ledger = read_ledger(snapshots, lineage(snapshots, 2))
     for partition in (3, 4, 5):
         assert ledger.of(TopicPartition("orders", partition)).groups == {"g-a", "g-b"}
     assert ledger.of(TopicPartition("paid", 0)).groups == frozenset()
@@ -290,7 +297,7 @@ def test_an_expired_history_proves_nothing_by_what_it_lacks():
     """What is said is true; what is not said may have been said by a snapshot that is gone."""
     assert what(table(Snapshot(5, 4, text((40, 50)))), 5) == ([(40, 50)], False)
     assert what(table(Snapshot(5, 4, text((40, 50)), text((0, 30)), 2)), 5) == ([(0, 30), (40, 50)], False)
-    found = read(table(Snapshot(5, 4, text((40, 50)))), lineage(table(Snapshot(5, 4, text((40, 50)))), 5))
+    found = read_ledger(table(Snapshot(5, 4, text((40, 50)))), lineage(table(Snapshot(5, 4, text((40, 50)))), 5))
     assert not found.of(TopicPartition("paid", 0)).complete
     assert found.of(TopicPartition("orders", 9)).topic_id == ID
 
@@ -311,11 +318,11 @@ def test_a_sum_says_of_which_partitions_it_does_not_know_all():
     told = encode(lost, complete=False)
     assert told == "? orders/ 3?:0-30 4:5-9"
     assert decode(told) == lost
-    found = read(table(Snapshot(5, 4, text((40, 50)), told, 4)), lineage(table(Snapshot(5, 4, "", told, 4)), 5))
+    found = read_ledger(table(Snapshot(5, 4, text((40, 50)), told, 4)), lineage(table(Snapshot(5, 4, "", told, 4)), 5))
     complete = {tp.partition: found.of(tp).complete for tp in (TP, *lost, TopicPartition("orders", 9))}
     assert complete == {3: False, 4: True, 9: False}
     fresh = Snapshot(6, 5, encode({TopicPartition("orders", 9): Account((Span(0, 1),))}), told, 5)
-    assert not read(table(fresh), lineage(table(fresh), 6)).of(TopicPartition("orders", 9)).complete
+    assert not read_ledger(table(fresh), lineage(table(fresh), 6)).of(TopicPartition("orders", 9)).complete
 
 
 # --- a table that was set back ----------------------------------------------------------------------------------------

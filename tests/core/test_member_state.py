@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.member_state import (
     CALLS,
     TRANSITIONS,

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import ExternalCommit, LiveMark, Mark
-from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
-from kafka_liveness_dagster.core.membership import (
+from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveMark, Mark
+from kafka_liveness_dagster.core.departures import (
     Expiry,
     PartitionSnapshot,
     Run,
@@ -21,8 +19,10 @@ from kafka_liveness_dagster.core.membership import (
     reason_of,
     replaced_logs,
 )
+from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.fencing import Away, FenceReason
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.restarts import restart_delay_seconds, wants_live_run
+from kafka_liveness_dagster.core.orphaned_runs import restart_delay_seconds, wants_live_run
 
 RUN = "0badcafe"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.offsets import (
-    OffsetRange,
-    Span,
-    TopicPartition,
-    difference,
-    intersection,
-    size,
-    union,
-)
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, size, union
 
 # small numbers touch, overlap and nest often; empty and backwards spans are part of the input
 SPANS = st.lists(st.builds(Span, st.integers(0, 40), st.integers(0, 40)), max_size=8)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.prefetch import Held, Prefetch, round_robin
+from kafka_liveness_dagster.core.record_reader import Held, Prefetch, round_robin
 
 A, B, C = (TopicPartition("orders", p) for p in range(3))
 HEURISTICS = ["partition", "total"]

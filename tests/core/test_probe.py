@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.health import Gravity
-from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.departures import PartitionSnapshot
+from kafka_liveness_dagster.core.health import Gravity, probe
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.probe import probe
 
 P0 = TopicPartition("orders", 0)
 FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR

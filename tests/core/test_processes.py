@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core.processes import Entry, Place, Process, Sign, Word, judge, start_is_lost
+from kafka_liveness_dagster.core.process_status import Entry, Place, Process, Sign, Word, judge, start_is_lost
 
 RUN = "0badcafe"
 HERE = Place(boot="48df4ead", cell="4026531836.4026531834", machine="9f3c2a11")

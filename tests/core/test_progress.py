@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_liveness_dagster.core.progress import ProgressLog
+from kafka_liveness_dagster.lanes.batch_reporting import ProgressLog
 
 
 def test_a_long_batch_is_told_every_ten_seconds():

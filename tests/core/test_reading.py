@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference
-from kafka_liveness_dagster.core.prefetch import Held
-from kafka_liveness_dagster.core.reading import Moves, Reading
+from kafka_liveness_dagster.core.record_reader import Held, Moves, Reading
 
 LOG_END = 30
 PARTITIONS = [TopicPartition("orders", p) for p in range(3)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.registered import Registered, SchemaUnusableError
+from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
 
 
 def test_the_text_is_not_shown_but_distinguishes():

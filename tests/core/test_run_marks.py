@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.run_marks import (
+from kafka_liveness_dagster.core.run_ids import (
     dagster_run_of_client,
     is_run_mark,
     place_of,

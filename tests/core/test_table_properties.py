@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.layout import Layout
+from kafka_liveness_dagster.core.table_layout import Layout
 from kafka_liveness_dagster.core.table_properties import (
     KEY,
     change,

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
-from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
 from kafka_liveness_dagster.core.timeouts import (
     MAX_BUDGET_SECONDS,
+    BrokerLimits,
     Budget,
+    GroupTimeouts,
     RunBudgetSpentError,
     check_request_timeout,
     derive,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.health import Gravity, Verdict
+from kafka_liveness_dagster.core.health import Gravity, HeldBack, Verdict, judged
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.transactions import HeldBack, judged
 
 FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
 

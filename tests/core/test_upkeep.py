@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.upkeep import READERS_SECONDS, expire_before, settled
+from kafka_liveness_dagster.core.table_layout import READERS_SECONDS, expire_before, settled
 
 
 @pytest.mark.parametrize(

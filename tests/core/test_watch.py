@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.departures import (
+    GroupSnapshot,
+    GroupState,
+    MemberSeen,
+    PartitionSnapshot,
+    Run,
+    RunFate,
+)
+from kafka_liveness_dagster.core.event_detection import MAX_REMEMBERED, MAX_TOLD, changes
 from kafka_liveness_dagster.core.events import (
     CrashLagForgotten,
     CrashLagFound,
@@ -20,13 +29,10 @@ from kafka_liveness_dagster.core.events import (
     RebalanceStarted,
     identity,
 )
-from kafka_liveness_dagster.core.group_snapshot import GroupSnapshot, GroupState, MemberSeen
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason
-from kafka_liveness_dagster.core.membership import PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.fencing import Away, FenceReason
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.processes import Word
-from kafka_liveness_dagster.core.run_marks import place_of
-from kafka_liveness_dagster.core.watch import MAX_REMEMBERED, MAX_TOLD, changes
+from kafka_liveness_dagster.core.process_status import Word
+from kafka_liveness_dagster.core.run_ids import place_of
 
 RUN, OTHER = "0badcafe", "0000beef"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

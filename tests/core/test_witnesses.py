@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.limits import BrokerLimits
-from kafka_liveness_dagster.core.membership import PartitionSnapshot
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, ExternalCommit, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.departures import PartitionSnapshot
+from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
-from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
-from kafka_liveness_dagster.core.witnesses import (
+from kafka_liveness_dagster.core.partition_state import (
     OtherGroupError,
     OtherTableError,
     PartitionFacts,
@@ -25,6 +23,8 @@ from kafka_liveness_dagster.core.witnesses import (
     check_target,
     rebuilt,
 )
+from kafka_liveness_dagster.core.resume import Resumed, ResumePolicy, resume, still_owed
+from kafka_liveness_dagster.core.timeouts import BrokerLimits
 
 TP, RUN, ID = TopicPartition("orders", 3), "0badcafe", "2Mq71qnKT1ul7FBvra2xew"
 BEGUN = Origin(0, ID)

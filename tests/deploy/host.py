@@ -21,8 +21,8 @@ from uuid import uuid4
 import psutil
 import requests
 
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
 from tests.deploy.units import FOLDER, UNITS, Unit
 from tests.timeouts import seconds
 from tests.waiting import PATIENCE, wait_for

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from kafka_liveness_dagster.embedded import jars
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.spark.connect.session import connect, end
 from tests.deploy.lake import lake
 from tests.waiting import wait_for
 from tests.world.conftest import patient  # noqa: F401 - the same limits as there

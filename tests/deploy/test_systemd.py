@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from tests.deploy.host import Host
 from tests.deploy.lake import lake
 from tests.deploy.units import ANALYZE, FOLDER, UNITS, Unit

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from py4j.java_gateway import GatewayParameters, JavaGateway
 
-from kafka_liveness_dagster.embedded.jars import pyspark_folder
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.embedded.ports import LOOPBACK
+from kafka_liveness_dagster.embedded.jars import find_java, pyspark_folder
+from kafka_liveness_dagster.embedded.processes import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

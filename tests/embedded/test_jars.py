@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kafka_liveness_dagster.embedded import jars
-from kafka_liveness_dagster.embedded.errors import JarsError
+from kafka_liveness_dagster.embedded.state import JarsError
 from supply_chain.components import JARS, read_jars
 from tests.waiting import wait_for
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from kafka_liveness_dagster.embedded.errors import JavaNotFoundError
-from kafka_liveness_dagster.embedded.java import find_java
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.state import JavaNotFoundError
 
 
 @pytest.fixture

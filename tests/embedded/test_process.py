@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from kafka_liveness_dagster.embedded import process, services, state
+from kafka_liveness_dagster.embedded import processes, services, state
 from kafka_liveness_dagster.embedded.state import Started
 from tests.waiting import wait_for
 
@@ -59,8 +59,8 @@ def test_a_service_is_known_by_its_mark_and_its_folder(home, tmp_path):
     "argument",
     [
         pytest.param(f"--log=/tmp/{MARK}/kafka.log", id="a path that contains it"),
-        pytest.param(f"{process.mark_option(MARK)}0", id="a longer mark"),
-        pytest.param(f"/x/{process.mark_option(MARK)}", id="the option inside of another"),
+        pytest.param(f"{processes.mark_option(MARK)}0", id="a longer mark"),
+        pytest.param(f"/x/{processes.mark_option(MARK)}", id="the option inside of another"),
         pytest.param(f"--name={MARK}", id="an option of others"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_copy_of_the_state_folder_does_not_own_the_services(home, tmp_path, ot
 
     ``state2``: one folder's path begins with the other's.
     """
-    with decoy(home / "kafka", process.mark_option(MARK)) as child:
+    with decoy(home / "kafka", processes.mark_option(MARK)) as child:
         service_of(home, child.pid)
         shutil.copytree(home, tmp_path / other)
         assert services.stop(tmp_path / other) == []
@@ -98,7 +98,7 @@ def test_a_copy_of_the_state_folder_does_not_own_the_services(home, tmp_path, ot
 
 def test_a_service_whose_folder_was_removed_is_still_ours(home):
     """Who empties the state folder under a running service can still end it."""
-    with decoy(home / "kafka", process.mark_option(MARK)) as child:
+    with decoy(home / "kafka", processes.mark_option(MARK)) as child:
         service_of(home, child.pid)
         (home / "kafka").rmdir()
         assert services.stop(home) == ["kafka"]
@@ -114,7 +114,7 @@ def test_who_asks_is_never_ended_nor_who_started_it(home):
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with decoy(
-        home / "kafka", process.mark_option(MARK), command=[sys.executable, "-c", asks], env=environment, text=True
+        home / "kafka", processes.mark_option(MARK), command=[sys.executable, "-c", asks], env=environment, text=True
     ) as child:
         service_of(home, child.pid)
         child.stdin.write("\n")
@@ -130,17 +130,17 @@ def test_the_first_process_and_no_process_are_never_found():
         where, says = first.cwd(), first.cmdline()[0]
     except psutil.AccessDenied:
         where, says = "/", "init"
-    assert process.find(1, says, where) is None
-    assert process.find(0, MARK, "/") is None
-    assert process.find(-1, MARK, "/") is None
-    assert process.find(None, MARK, "/") is None
+    assert processes.find(1, says, where) is None
+    assert processes.find(0, MARK, "/") is None
+    assert processes.find(-1, MARK, "/") is None
+    assert processes.find(None, MARK, "/") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another user")
 def test_another_users_process_is_not_ours(home):
     """Two users on one host: what the other one started is never ended, whatever the state file says."""
     for user, found in ((NOBODY, []), (None, ["kafka"])):
-        waits = ["/bin/sh", "-c", "read line", process.mark_option(MARK)]  # everybody may start it
+        waits = ["/bin/sh", "-c", "read line", processes.mark_option(MARK)]  # everybody may start it
         with decoy(home / "kafka", command=waits, user=user) as child:
             service_of(home, child.pid)
             assert services.stop(home) == found
@@ -150,8 +150,8 @@ def test_another_users_process_is_not_ours(home):
 def test_the_end_of_a_service_is_not_the_end_of_who_asks(home, tmp_path):
     """A descendant of a service that asks for its end outlives its request: it is told what became of it."""
     asks = (
-        "import psutil, os; from kafka_liveness_dagster.embedded import process; "
-        "process.end([psutil.Process(os.getppid()), psutil.Process()]); print('lives')"
+        "import psutil, os; from kafka_liveness_dagster.embedded import processes; "
+        "processes.end([psutil.Process(os.getppid()), psutil.Process()]); print('lives')"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {asks!r}])"

@@ -20,8 +20,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import services, state
-from kafka_liveness_dagster.embedded.errors import PortTakenError, ServiceNotStartedError
-from kafka_liveness_dagster.embedded.state import Started
+from kafka_liveness_dagster.embedded.state import PortTakenError, ServiceNotStartedError, Started
 from tests.waiting import wait_for
 
 KAFKA = ("kafka",)

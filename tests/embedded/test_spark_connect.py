@@ -20,16 +20,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.cli import checkup
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.core.checkup import Outcome
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded import jars, services, spark_connect, state
-from kafka_liveness_dagster.embedded.ports import free_port
-from kafka_liveness_dagster.sensor.table_look import TableLook
-from kafka_liveness_dagster.spark import alive
-from kafka_liveness_dagster.spark.failed import is_cancelled
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.doctor import checkup
+from kafka_liveness_dagster.doctor.rules import Outcome
+from kafka_liveness_dagster.embedded import jars, services, state
+from kafka_liveness_dagster.embedded import spark as embedded_spark
+from kafka_liveness_dagster.embedded.processes import free_port
+from kafka_liveness_dagster.sensor.table_ledger import TableLook
+from kafka_liveness_dagster.spark.connect import health
+from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.error_classification import is_cancelled
 from tests.embedded.stranger import constant, java_of_nobody, tell, unguarded
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
@@ -114,7 +115,7 @@ def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
 def test_up_leaves_a_busy_spark_alone(told, shared_home, monkeypatch):
     """A job that waits for a core does not show that the server is dead: its batches go on."""
     before = state.read(shared_home)["spark"]
-    monkeypatch.setattr(alive, "_JOB_SECONDS", 0.5)
+    monkeypatch.setattr(health, "_JOB_SECONDS", 0.5)
     spark = connect(told["spark_remote"], timeout_seconds=120)
     busy = spark.range(0, 4, 1, 4).selectExpr("java_method('java.lang.Thread', 'sleep', 600000L + id)")
     seen = Event()
@@ -178,11 +179,11 @@ def test_a_stopped_spark_context_is_noticed():
         spark = builder.config("spark.connect.grpc.binding.port", str(port)).getOrCreate()
         constant(java.org.apache.spark.sql.connect.service, "SparkConnectService").start(spark.sparkContext())
         session = connect(f"sc://localhost:{port}", timeout_seconds=120)
-        assert alive.why_dead(session, 120) == ""
+        assert health.why_dead(session, 120) == ""
         spark.sparkContext().stop()
         why = f"Spark at sc://localhost:{port} answers, but can run no job"
-        assert alive.why_dead(session, 120).startswith(why)
-        assert alive.why_dead_at(f"sc://localhost:{port}").startswith(why)
+        assert health.why_dead(session, 120).startswith(why)
+        assert health.why_dead_at(f"sc://localhost:{port}").startswith(why)
         end(session)
 
 
@@ -227,7 +228,7 @@ def test_the_users_settings_come_last(tmp_path, monkeypatch):
     """Spark takes the later of two lines, and finds its own way back; a file that is not there is an error."""
 
     def launch():
-        return spark_connect.launch(tmp_path / "home", 1, "token", "mark", lambda _: None)
+        return embedded_spark.launch(tmp_path / "home", 1, "token", "mark", lambda _: None)
 
     monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
     with pytest.raises(InvalidSettingError, match="No such file or directory"):

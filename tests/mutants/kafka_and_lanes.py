@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # Commits of a member
     Mutant(
         name="a commit keeps partitions that were handed over",
-        file="kafka/ownership.py",
+        file="kafka/live/assignment.py",
         old="return {tp: one for tp, one in owned.items() if self.owned.get(tp) is one}",
         new="return dict(owned)",
         killed_by=f"{_COMMITS}a_commit_after_a_rebalance_leaves_out_partitions_that_were_handed_over",
@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a commit may leave a gap",
-        file="kafka/ownership.py",
+        file="kafka/live/assignment.py",
         old="if done[tp].start != one.committed:",
         new="if done[tp].start < one.committed:",
         killed_by=f"{_COMMITS}a_span_that_does_not_follow_on_the_commit_is_refused",
@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="planning goes on after a refused commit",
-        file="kafka/ownership.py",
+        file="kafka/live/assignment.py",
         old="one.position = one.committed",
         new="pass",
         killed_by=f"{_COMMITS}after_a_refused_commit_planning_goes_back_to_the_commit",
@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="offsets that a commit leaves out are lost",
-        file="kafka/member.py",
+        file="kafka/live/member.py",
         old="owing = {tp: owned.owing(left_out(tp)) for tp, owned in mine.items()}",
         new="owing = dict(mine)",
         killed_by=f"{_COMMITS}offsets_that_a_commit_leaves_out_are_crash_lag_from_that_commit_on",
@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="marks of a release are given up in a rebalance",
-        file="kafka/first_log.py",
+        file="kafka/live/member.py",
         old="if not is_held_up(error) or time.monotonic() >= give_up_at:",
         new="if is_held_up(error) or time.monotonic() >= give_up_at:",
         killed_by=f"{_COMMITS}marks_of_a_release_are_repeated_while_a_rebalance_holds_them_up",
@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an error of a single partition in a commit is swallowed",
-        file="kafka/committing.py",
+        file="kafka/committer.py",
         old="            if errors:\n                return errors[0]\n",
         new="            if errors:\n                continue\n",
         killed_by=f"{_COMMITS}an_error_of_a_single_partition_refuses_the_commit",
@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="assigned partitions are fetched",
-        file="kafka/rebalance.py",
+        file="kafka/live/assignment.py",
         old=_PAUSE,
         new=_PAUSE.replace("client.pause(partitions)", "pass"),
         killed_by=f"{_COMMITS}a_member_does_not_fetch_its_partitions",
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The second log
     Mutant(
         name="an expired second log is not renewed",
-        file="kafka/second_log.py",
+        file="kafka/catch_up/commit_log.py",
         old="self._write({tp: self._seen[tp] for tp in partitions if tp in self._seen})",
         new="self._write({tp: now[tp] for tp in partitions if tp in now})",
         killed_by=f"{_SECOND}an_expired_log_is_renewed_as_it_was_read_last",
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a record is not read back",
-        file="kafka/second_log.py",
+        file="kafka/catch_up/commit_log.py",
         old='for tp, log in logs.items()})\n        raise self._lost_writes("done")\n',
         new='for tp, log in logs.items()})\n            return\n        raise self._lost_writes("done")\n',
         killed_by=f"{_SECOND}a_record_is_read_back_and_repeated_until_it_lasts",
@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the second log is committed to the live group",
-        file="kafka/second_log.py",
+        file="kafka/catch_up/commit_log.py",
         old="config = kafka.committer(group_id + CATCH_UP_SUFFIX, ",
         new="config = kafka.committer(group_id, ",
         killed_by=f"{_SECOND}the_second_log_is_a_group_of_its_own",
@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The fence
     Mutant(
         name="a batch is open while the fence is up",
-        file="kafka/fence.py",
+        file="kafka/watchdog.py",
         old="return self._watchdog.reason is None and self._is_of_now(batch)",
         new="return self._is_of_now(batch)",
         killed_by=f"{_FENCE}no_batch_is_open_while_the_fence_is_up",
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a batch of a former membership passes",
-        file="kafka/fence.py",
+        file="kafka/watchdog.py",
         old="        if not self._is_of_now(batch):\n",
         new="        if not self._begun:\n",
         killed_by=f"{_FENCE}a_batch_of_a_former_membership_stays_closed",
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a commit does not look at the batch's epoch",
-        file="kafka/commits.py",
+        file="kafka/live/session.py",
         old="        self._fence.check_epoch(done)\n",
         new="        self._fence.check()\n",
         killed_by=f"{_FENCE}a_batch_is_not_committed_after_the_membership_that_planned_it",
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the next membership begins beside the one before",
-        file="kafka/memberships.py",
+        file="kafka/live/session.py",
         old=_LEAVE_OLD,
         new="            pass\n",
         killed_by=f"{_MEMBERSHIPS}the_next_membership_begins_when_the_one_before_has_left",
@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a close releases partitions of an ended run",
-        file="kafka/memberships.py",
+        file="kafka/live/session.py",
         old="release=release if fenced is None else fenced.releases",
         new="release=release",
         killed_by=f"{_MEMBERSHIPS}a_fence_decides_whether_the_partitions_are_released",
@@ -174,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The catch-up lane
     Mutant(
         name="the catch-up lane records a batch of a recreated topic",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="        self._proof.check_identity(batch.ranges)\n",
         new="        self._watchdog.check()\n",
         killed_by=f"{_CATCH_UP}a_batch_of_a_recreated_topic_is_not_recorded",
@@ -182,7 +182,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the catch-up lane ends without a last check",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="            if self._proof.holds((*self.quarantined, *self.bad)):\n",
         new="            if not ranges:\n",
         killed_by=f"{_CATCH_UP}rows_that_the_table_lost_after_the_commit_end_the_run",
@@ -190,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the last check does not query the table",
-        file="kafka/proof.py",
+        file="kafka/catch_up/completion.py",
         old="facts, without = self.look(), by_partition(left_out)",
         new="facts, without = self.known(), by_partition(left_out)",
         killed_by=f"{_CATCH_UP}rows_that_the_table_lost_after_the_commit_end_the_run",
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the offset at the log start counts as lost",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="left = {tp: difference(spans, (Span(0, facts[tp].log_start),))",
         new="left = {tp: difference(spans, (Span(0, facts[tp].log_start + 1),))",
         killed_by=f"{_CATCH_UP}exactly_the_offsets_below_the_log_start_are_lost",
@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a batch counts as done before it is recorded",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old=_RECORD + _WROTE,
         new=_WROTE + _RECORD,
         killed_by=f"{_CATCH_UP}a_batch_that_was_not_recorded_is_outstanding",
@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the catch-up lane commits a batch of before its process timeout",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="        self.check_open(batch)\n",
         new="        self._watchdog.check()\n",
         killed_by=f"{_CATCH_UP}a_batch_that_outlasted_its_process_timeout_is_not_committed",
@@ -223,7 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The live lane
     Mutant(
         name="the live lane plans without a check of the log bounds",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="            check_log(tp, o.position, *bounds[tp])\n",
         new="            pass\n",
         killed_by=f"{_LIVE}a_position_behind_the_log_end_ends_the_run",
@@ -231,7 +231,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the live lane does not record expired offsets as lost",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="        self._second().tell(lost)\n",
         new="        self._second()\n",
         killed_by=f"{_LIVE}exactly_the_expired_offsets_are_passed_and_reported",
@@ -239,7 +239,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the live lane passes one offset that has not expired",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="owned[tp].committed = owned[tp].position = starts[tp]",
         new="owned[tp].committed = owned[tp].position = starts[tp] + 1",
         killed_by=f"{_LIVE}exactly_the_expired_offsets_are_passed_and_reported",
@@ -247,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the live lane passes offsets of an open batch",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="if o.committed == o.position < bounds[tp][0]",
         new="if o.position < bounds[tp][0]",
         killed_by=f"{_LIVE}a_partition_with_an_open_batch_is_not_passed",
@@ -255,7 +255,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the first log is written before the second",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old=_PUT + _ADOPT,
         new=_ADOPT + _PUT,
         killed_by=f"{_LIVE}the_second_log_is_written_before_the_first",
@@ -263,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the live lane plans a topic that was recreated",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="if was and now and was != now:",
         new="if was and not now:",
         killed_by=f"{_LIVE}a_recreated_topic_is_known_before_anything_is_planned_of_it",
@@ -272,7 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The records, the place and the wait of a run
     Mutant(
         name="two batches are read at once",
-        file="kafka/records.py",
+        file="kafka/record_reader.py",
         old="            if turn != self._turn:\n",
         new="            if turn > self._turn:\n",
         killed_by="tests/wire/test_records.py::test_records_of_a_batch_end_when_those_of_another_are_asked_for",
@@ -280,7 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a group.instance.id is taken over although the topic has grown",
-        file="kafka/places.py",
+        file="kafka/live/session.py",
         old="fits = not dealt or dealt == set(partitions)",
         new="fits = not dealt or dealt <= set(partitions)",
         killed_by="tests/wire/test_places.py::test_a_place_is_no_remedy_where_partitions_must_be_dealt_again",
@@ -288,7 +288,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a run that is no member yet counts as idle",
-        file="lanes/waiting.py",
+        file="lanes/assignment_wait.py",
         old="        if not self._consumer.joined:\n            return True\n",
         new="",
         killed_by="tests/wire/test_waiting.py::test_a_run_that_the_group_has_not_let_in_waits",
@@ -296,7 +296,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a run waits for partitions that never come",
-        file="lanes/waiting.py",
+        file="lanes/assignment_wait.py",
         old="if why and waited > self._patience_seconds:",
         new="if why and waited < 0:",
         killed_by="tests/wire/test_waiting.py::test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it",
@@ -338,7 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The partitions of a catch-up run
     Mutant(
         name="a replay is not processed",
-        file="lanes/lanes.py",
+        file="lanes/runs.py",
         old="if key in done or is_replay(key)]",
         new="if key in done]",
         killed_by=f"{_LANES}materialized_partitions_and_replays_are_replayed",
@@ -346,7 +346,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the sensor's request replays materialized partitions",
-        file="lanes/lanes.py",
+        file="lanes/runs.py",
         old="done = set[str]() if by_sensor else",
         new="done = set[str]() if not by_sensor else",
         killed_by=f"{_LANES}materialized_partitions_and_replays_are_replayed",
@@ -354,7 +354,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="keys of the live asset count as done crash lag",
-        file="lanes/lanes.py",
+        file="lanes/runs.py",
         old="context.instance.get_materialized_partitions, asset.crash_lag_key",
         new="context.instance.get_materialized_partitions, asset.key",
         killed_by=f"{_LANES}materialized_partitions_and_replays_are_replayed",
@@ -362,7 +362,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an offset of a replay is reported on another partition",
-        file="lanes/lanes.py",
+        file="lanes/runs.py",
         old="next((key for key in asked if range_of(key).overlaps(left_out)), key_of(left_out))",
         new="key_of(left_out)",
         killed_by=f"{_LANES}an_offset_that_was_passed_is_reported_on_the_partition_of_the_run",
@@ -379,7 +379,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a sum is dated to the snapshot of the write",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old="        since = self._reading.snapshot_id\n",
         new="        since = snapshot_id\n",
         killed_by=f"{_LEDGER}a_sum_hides_nothing_that_was_written_since_it_was_read",
@@ -387,7 +387,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a group does not look for another group after its first write",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old="        return self._landings <= 1 and bool(self._group_id) and ",
         new="        return False and ",
         killed_by=f"{_LEDGER}a_second_group_is_found_before_the_second_write",
@@ -395,7 +395,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a replay does not look for the snapshots of its writes",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old="        for began_with, replaced in landed:\n",
         new="        for began_with, replaced in ():\n",
         killed_by=f"{_LEDGER}a_rollback_of_rows_that_replaced_others_is_found[before it is seen]",
@@ -403,7 +403,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a rollback behind a look of a replay is no loss",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old="        if was_set_back:\n            former",
         new="        if False:\n            former",
         killed_by=f"{_LEDGER}a_rollback_of_rows_that_replaced_others_is_found[after it is seen]",
@@ -411,7 +411,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a table that was rolled back is written to as if it had not been",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old="        return snapshot_id in self._seen or (snapshot_id is None and bool(self._seen))\n",
         new="        return snapshot_id is None and bool(self._seen)\n",
         killed_by=f"{_LEDGER}rows_that_a_rollback_removed_are_not_recorded[2]",
@@ -419,7 +419,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a commit that was rolled back at once is not missed",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old="            return self._landed_since\n",
         new="            return False\n",
         killed_by=f"{_LEDGER}rows_that_a_rollback_removed_are_not_recorded[1]",
@@ -428,7 +428,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # A second pass over the same modules
     Mutant(
         name="the side effects of recovered rows are skipped in the live lane",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="        self._recover(facts, {tp: r.landed for tp, r in resumed.items()})\n",
         new="",
         killed_by=f"{_LIVE}recovered_rows_are_not_committed_without_their_side_effects",
@@ -436,7 +436,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the side effects of recovered rows are skipped in the catch-up lane",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="        if self._recover(facts):\n            facts = self._proof.known()\n",
         new="",
         killed_by=f"{_CATCH_UP}rows_of_a_dead_run_are_not_recorded_without_its_side_effects",
@@ -444,7 +444,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a record that another run replaced is not written again",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="                self._second.record(self._wrote, self._watchdog.check)",
         new="                pass",
         killed_by=f"{_CATCH_UP}a_record_that_another_run_replaced_is_written_again_before_the_run_ends",
@@ -452,7 +452,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a paused partition whose rows are not recorded is done",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="(left[tp] or tp in self._unrecovered)",
         new="left[tp]",
         killed_by=f"{_CATCH_UP}a_paused_partition_whose_rows_are_all_there_is_not_done_before_they_are_recorded",
@@ -460,7 +460,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a second log is rebuilt under a live member without the side effects",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="            self._recover(facts, {})\n",
         new="",
         killed_by=f"{_LIVE}rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log[live]",
@@ -468,7 +468,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what was learned counts only once it is written",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old=" + Account(reported=self._known.get(tp, Account()).reported)",
         new="",
         killed_by=f"{_LEDGER}what_was_learned_counts_before_it_is_written",
@@ -476,7 +476,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="pending offsets whose rows are missing stay done",
-        file="kafka/second_log.py",
+        file="kafka/catch_up/commit_log.py",
         old="    log = facts.second.without(intersection(committed, facts.owed))\n",
         new="    log = facts.second\n",
         killed_by=f"{_SECOND}rows_that_were_found_missing_are_recorded[0]",
@@ -484,7 +484,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a refused pause stays",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="            owned.paused = before\n",
         new="            pass\n",
         killed_by=f"{_LIVE}a_refused_commit_neither_pauses_nor_resumes",
@@ -492,7 +492,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a batch is confirmed without a check of its partitions",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old=" and self.member.still_owns(batch.arrivals)",
         new="",
         killed_by=f"{_LIVE}a_batch_is_confirmed_by_the_broker_after_its_partitions_went",
@@ -500,7 +500,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="planning goes on after a failed confirmation",
-        file="kafka/live.py",
+        file="kafka/live/planner.py",
         old="            self.plan_again()\n",
         new="",
         killed_by=f"{_LIVE}a_batch_is_confirmed_by_the_broker_after_its_partitions_went",
@@ -508,7 +508,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a commit of another client drops crash lag",
-        file="kafka/findings.py",
+        file="kafka/live/planner.py",
         old="        self.debts.update({tp: resumed.owed for tp, resumed in settled.items()})\n",
         new="        pass\n",
         killed_by=f"{_LIVE}crash_lag_outlasts_a_commit_of_another_client",
@@ -516,7 +516,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="lost partitions stay owned",
-        file="kafka/rebalance.py",
+        file="kafka/live/assignment.py",
         old="(FenceReason.PARTITIONS_LOST)\n        self._forget(client, partitions)\n",
         new="(FenceReason.PARTITIONS_LOST)\n",
         killed_by=f"{_COMMITS}partitions_that_were_lost_are_neither_owned_nor_marked",
@@ -524,7 +524,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="lost partitions are released",
-        file="kafka/rebalance.py",
+        file="kafka/live/assignment.py",
         old="        self._standing.put_out(FenceReason.PARTITIONS_LOST)\n",
         new="        self._release(_ours(partitions))\n        self._standing.put_out(FenceReason.PARTITIONS_LOST)\n",
         killed_by=f"{_COMMITS}partitions_that_were_lost_are_neither_owned_nor_marked",
@@ -532,7 +532,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an error in a callback keeps revoked partitions",
-        file="kafka/rebalance.py",
+        file="kafka/live/assignment.py",
         old="        finally:\n            self._forget(client, partitions)\n",
         new="        finally:\n            self._called_back = True\n        self._forget(client, partitions)\n",
         killed_by=f"{_COMMITS}revoked_partitions_are_given_up_after_an_error_too",
@@ -556,7 +556,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a consumer that was closed joins",
-        file="kafka/memberships.py",
+        file="kafka/live/session.py",
         old="        if not why.may_rejoin:\n            self.watchdog.check()\n",
         new="",
         killed_by=f"{_MEMBERSHIPS}a_consumer_that_was_closed_before_its_first_poll_does_not_join",
@@ -564,7 +564,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a commit of a member that was put out counts",
-        file="kafka/memberships.py",
+        file="kafka/live/session.py",
         old="        self._check(lane)\n        return committed\n",
         new="        return committed\n",
         killed_by=f"{_MEMBERSHIPS}a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused",
@@ -580,7 +580,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a quarantined offset is planned a second time",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="        self._plan((*self.quarantined, *self.bad))\n",
         new="        self._plan(self.bad)\n",
         killed_by=f"{_CATCH_UP}a_quarantined_offset_is_not_planned_a_second_time",
@@ -588,7 +588,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="crash lag of a paused partition counts as done",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="[tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)]",
         new="[]",
         killed_by=f"{_CATCH_UP}crash_lag_of_a_paused_partition_ends_the_run_with_an_error",
@@ -596,7 +596,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the catch-up lane writes after the fence",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="        self._watchdog.check()\n\n    def commit",
         new="        pass\n\n    def commit",
         killed_by=f"{_CATCH_UP}a_batch_is_not_written_once_the_run_is_fenced",
@@ -604,7 +604,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a replay does not end",
-        file="kafka/again.py",
+        file="kafka/catch_up/consumer.py",
         old="(*self._did.get(tp, ()), *facts[tp].reported)",
         new="facts[tp].reported",
         killed_by=f"{_CATCH_UP}a_range_that_is_replayed_is_processed_once",
@@ -612,7 +612,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an open batch is planned twice",
-        file="kafka/catch_up.py",
+        file="kafka/catch_up/consumer.py",
         old="        self._plan(ranges)\n        deadline_seconds",
         new="        deadline_seconds",
         killed_by=f"{_CATCH_UP}a_batch_ahead_of_one_that_is_open_does_not_end_the_lane",
@@ -620,7 +620,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a client whose broker fell silent is closed",
-        file="kafka/second_log.py",
+        file="kafka/catch_up/commit_log.py",
         old="if not self._committing.silent:",
         new="if self._committing is not None:",
         killed_by=f"{_SECOND}a_client_whose_broker_fell_silent_is_not_closed",
@@ -628,7 +628,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the end of the planned offsets cannot be committed",
-        file="kafka/commits.py",
+        file="kafka/live/session.py",
         old="not owned.committed <= offset <= owned.position",
         new="not owned.committed <= offset < owned.position",
         killed_by=f"{_PLAIN}an_offset_goes_to_the_log_whose_range_it_lies_in",
@@ -636,7 +636,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the end of a pending range records it as done",
-        file="core/commit_log.py",
+        file="core/commit_metadata.py",
         old="if span.start < offset < span.end), None)",
         new="if span.start < offset <= span.end), None)",
         killed_by=f"{_PLAIN}the_end_of_a_pending_range_is_refused",
@@ -644,7 +644,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="the live lane's own commit is looked for in the pending ranges",
-        file="kafka/commits.py",
+        file="kafka/live/session.py",
         old="if tp not in held or offset != held[tp].committed}",
         new="if tp in held or offset}",
         killed_by=f"{_PLAIN}the_live_lanes_own_position_records_no_crash_lag_as_done",
@@ -652,7 +652,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="plain offsets of crash lag go to neither log",
-        file="kafka/commits.py",
+        file="kafka/live/session.py",
         old="            self._second().record(caught_up, self._fence.check)\n",
         new="            self._second()\n",
         killed_by=f"{_PLAIN}an_offset_goes_to_the_log_whose_range_it_lies_in",
@@ -660,7 +660,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a commit does not move the rotation",
-        file="kafka/commits.py",
+        file="kafka/live/session.py",
         old="        self._rotation.committed = done.last\n",
         new="        pass\n",
         killed_by=f"{_PLAIN}the_turn_goes_on_behind_the_partition_of_the_last_commit",
@@ -668,7 +668,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="crash lag counts as processed",
-        file="kafka/processed.py",
+        file="kafka/timestamps.py",
         old="return difference(below, (*one.outstanding, *one.reported))",
         new="return difference(below, one.reported)",
         killed_by=f"{_PROCESSED}crash_lag_and_unread_offsets_are_not_processed",
@@ -684,7 +684,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an offset is passed without an end",
-        file="kafka/consumer.py",
+        file="kafka/live/consumer.py",
         old="        if poison in self._poison:\n",
         new="        if len(self._poison) > 2:\n",
         killed_by=f"{_CONSUMER}an_offset_that_the_live_lane_could_not_pass_ends_the_run",
@@ -700,7 +700,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a run ends when a materialization falls due",
-        file="lanes/lanes.py",
+        file="lanes/runs.py",
         old="            if seconds < patience:\n                continue\n",
         new="",
         killed_by=f"{_LANES}a_run_is_idle_after_its_whole_idle_time",
@@ -708,15 +708,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="Materialize all processes crash lag that is done",
-        file="lanes/lanes.py",
-        old="    if materializes(context, asset.key):\n",
-        new="    if False:\n",
+        file="lanes/runs.py",
+        old="    if materializes(context, asset.key):\n        if left",
+        new="    if False:\n        if left",
         killed_by=f"{_LANES}who_materializes_the_live_asset_too_replays_no_materialized_partition",
         invariant="what is done is left alone",
     ),
     Mutant(
         name="a window is whole before all of it is read",
-        file="lanes/windows.py",
+        file="lanes/runs.py",
         old="if found.owed or found.ahead:",
         new="if found.owed:",
         killed_by=f"{_WINDOWS}a_window_with_missing_offsets_is_not_replayed",
@@ -724,7 +724,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="replayed records count as late",
-        file="lanes/late.py",
+        file="lanes/late_records.py",
         old="if not any(r.overlaps(other) for other in self._again)]",
         new="]",
         killed_by=f"{_WINDOWS}replayed_records_are_not_late",
@@ -732,7 +732,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="an interrupted materialization is dropped",
-        file="lanes/materialized.py",
+        file="lanes/materializations.py",
         old="left = [self._since] if self._next is None else [self._next.since, self._since]",
         new="left = [self._since]",
         killed_by="tests/test_materializations.py::test_who_is_interrupted_in_the_wait_tells_it_all_the_same",
@@ -740,7 +740,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="a member listens before it is quiet",
-        file="kafka/listening.py",
+        file="kafka/live/data_listener.py",
         old="is_quiet = now - self._quiet_since >= _QUIET_SECONDS",
         new="is_quiet = now - self._quiet_since < _QUIET_SECONDS",
         killed_by="tests/wire/test_listening.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while",

@@ -18,7 +18,7 @@ class Mutant:
 
     Attributes:
         name: what the mutated product does wrong, in a few words.
-        file: the module, relative to the package: ``kafka/ownership.py``.
+        file: the module, relative to the package: ``kafka/live/assignment.py``.
         old: a text that the module contains exactly once.
         new: the text in its place.
         killed_by: the pytest node that fails: ``tests/core/test_x.py::test_law``.

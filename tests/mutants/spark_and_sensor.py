@@ -18,7 +18,7 @@ _GROUP_LOOKS = "tests/test_group_looks.py::"
 _SENSOR = (
     Mutant(
         name="the sensor does not read the second commit log",
-        file="sensor/look.py",
+        file="sensor/observation.py",
         old="second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}",
         new="second = {}",
         killed_by=f"{_GROUP_LOOKS}test_offsets_that_the_second_commit_log_has_as_done_are_not_pending",
@@ -26,7 +26,7 @@ _SENSOR = (
     ),
     Mutant(
         name="the sensor reads the first commit log twice",
-        file="sensor/look.py",
+        file="sensor/observation.py",
         old="second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}",
         new="second = cluster.commits(group_id, owing) if owing else {}",
         killed_by=f"{_GROUP_LOOKS}test_offsets_that_the_second_commit_log_has_as_done_are_not_pending",
@@ -34,7 +34,7 @@ _SENSOR = (
     ),
     Mutant(
         name="lag on paused partitions requests a live run",
-        file="core/restarts.py",
+        file="core/orphaned_runs.py",
         old="any(seen.lag for seen in partitions if not seen.paused)",
         new="any(seen.lag for seen in partitions)",
         killed_by=f"{_GROUP_LOOKS}test_no_live_run_is_requested_for_lag_on_paused_partitions",
@@ -74,7 +74,7 @@ _SENSOR = (
     ),
     Mutant(
         name="a departure gets its reason from the runs as they were before the members",
-        file="sensor/runs_seen.py",
+        file="sensor/observation.py",
         old="    for run in instance.get_runs(dg.RunsFilter(run_ids=list(away))) if away else []:",
         new="    for run in [one.dagster_run for one in records if one.dagster_run.run_id in away]:",
         killed_by=f"{_GROUP_LOOKS}test_the_reason_of_a_departure_is_read_after_the_members",
@@ -82,7 +82,7 @@ _SENSOR = (
     ),
     Mutant(
         name="a run that is deleted during the observation counts as killed",
-        file="sensor/runs_seen.py",
+        file="sensor/observation.py",
         old="known[mark] = replace(known[mark], process=Word.UNKNOWN)\n    return",
         new="pass\n    return",
         killed_by="tests/test_signs.py::test_dagster_is_asked_again_after_the_process",
@@ -90,7 +90,7 @@ _SENSOR = (
     ),
     Mutant(
         name="members that are older runs count as another instance's",
-        file="sensor/runs_seen.py",
+        file="sensor/observation.py",
         old="        known |= {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=wanted))}",
         new="        pass",
         killed_by=f"{_GROUP_LOOKS}test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance",
@@ -98,7 +98,7 @@ _SENSOR = (
     ),
     Mutant(
         name="a run that ended after the observation is reported as failed",
-        file="sensor/ghosts.py",
+        file="sensor/dead_runs.py",
         old="run = instance.get_run_by_id(known.run_id) if known is not None else None",
         new="run = known",
         killed_by=f"{_GROUP_LOOKS}test_a_run_that_ended_after_the_observation_is_not_reported_as_failed",
@@ -125,7 +125,7 @@ _SENSOR = (
 _CONNECTION = (
     Mutant(
         name="giving up the connection does nothing",
-        file="spark/line.py",
+        file="spark/connect/connection.py",
         old="        if self._cut is not None:\n            return\n        silent",
         new="        if self.is_cut or what:\n            return\n        silent",
         killed_by=f"{_LINE}test_a_call_that_waits_ends_when_the_connection_is_given_up",
@@ -133,7 +133,7 @@ _CONNECTION = (
     ),
     Mutant(
         name="giving up the connection leaves its channel open",
-        file="spark/line.py",
+        file="spark/connect/connection.py",
         old="                self._channel.close()",
         new="                pass",
         killed_by=f"{_LINE}test_a_call_that_waits_ends_when_the_connection_is_given_up",
@@ -141,7 +141,7 @@ _CONNECTION = (
     ),
     Mutant(
         name="the channel is closed while a stream is being opened",
-        file="spark/line.py",
+        file="spark/connect/connection.py",
         old="            with self._opening:\n                self._channel.close()",
         new="            self._channel.close()",
         killed_by=f"{_LINE}test_no_stream_is_opened_on_a_closed_channel",
@@ -149,7 +149,7 @@ _CONNECTION = (
     ),
     Mutant(
         name="the time limit of a block goes on behind it",
-        file="spark/line.py",
+        file="spark/connect/connection.py",
         old="            ended.set()",
         new="            pass",
         killed_by=f"{_LINE}test_a_block_that_ends_in_time_leaves_the_connection_as_it_is",
@@ -157,7 +157,7 @@ _CONNECTION = (
     ),
     Mutant(
         name="a session on a silent server ends without giving up its connection",
-        file="spark/session.py",
+        file="spark/connect/session.py",
         old='        line_of(session).cut("its session was to be ended")\n',
         new="",
         killed_by=f"{_LINE}test_a_session_ends_in_seconds_on_a_server_that_is_silent",
@@ -165,7 +165,7 @@ _CONNECTION = (
     ),
     Mutant(
         name="a session shows secrets in plans",
-        file="spark/session.py",
+        file="spark/connect/session.py",
         old="            _hide_secrets(session)\n",
         new="",
         killed_by=f"{_SESSIONS}test_a_session_hides_secrets_in_plans",
@@ -173,7 +173,7 @@ _CONNECTION = (
     ),
     Mutant(
         name="a session replaces the server's redaction",
-        file="spark/session.py",
+        file="spark/connect/session.py",
         old='f"{theirs}|{_IN_PLANS}" if theirs else _IN_PLANS',
         new="_IN_PLANS",
         killed_by=f"{_SESSIONS}test_a_session_adds_to_the_redaction_of_the_server",
@@ -208,7 +208,7 @@ _WRITE = (
     ),
     Mutant(
         name="rows outside of the batch pass",
-        file="spark/inside.py",
+        file="spark/row_guard.py",
         old="    return frame.where(\n",
         new="    return frame or frame.where(\n",
         killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_fails_the_write",
@@ -216,7 +216,7 @@ _WRITE = (
     ),
     Mutant(
         name="rows outside of the batch pass in a new table",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="summed(inside(frame, of.ranges))",
         new="summed(frame)",
         killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table",
@@ -224,7 +224,7 @@ _WRITE = (
     ),
     Mutant(
         name="the snapshot of the validation is taken after the batch was read",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="        frame = of.make_frame()\n",
         new="        frame = of.make_frame()\n"
         "        snapshot_id = None if shape is None else table.snapshot_id(session)\n",
@@ -233,7 +233,7 @@ _WRITE = (
     ),
     Mutant(
         name="a write is not validated from its snapshot",
-        file="spark/snapshots.py",
+        file="spark/table/commits.py",
         old="    if snapshot_id is not None:  #",
         new="    if snapshot_id is None:  #",
         killed_by=f"{_WRITES}test_a_write_is_validated_from_the_snapshot_before_the_batch_was_read",
@@ -241,7 +241,7 @@ _WRITE = (
     ),
     Mutant(
         name="a write is not serializable",
-        file="spark/schema.py",
+        file="spark/table/schema.py",
         old='{"isolation-level": "serializable", "distribution-mode"',
         new='{"distribution-mode"',
         killed_by=f"{_WRITES}test_a_write_is_serializable",
@@ -249,7 +249,7 @@ _WRITE = (
     ),
     Mutant(
         name="rows without topic, partition and offset pass",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old='        check_rows(frame, f"the rows for {table.name}")\n',
         new="",
         killed_by=f"{_WRITES}test_rows_without_the_offset_are_refused",
@@ -257,7 +257,7 @@ _WRITE = (
     ),
     Mutant(
         name="a fence between the transform and the write is not noticed",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="        def execute() -> int:\n            of.may_go_on()\n",
         new="        def execute() -> int:\n",
         killed_by=f"{_WRITES}test_a_process_that_is_fenced_after_the_transform_writes_nothing",
@@ -265,7 +265,7 @@ _WRITE = (
     ),
     Mutant(
         name="a successor is looked for before the snapshot is known",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="        of.may_go_on()\n        shape = table.shape_to_write(session)\n",
         new="        of.may_go_on()\n        of.may_replace()\n        shape = table.shape_to_write(session)\n",
         killed_by=f"{_WRITES}test_a_successor_is_noticed_after_the_snapshot_is_known",
@@ -273,7 +273,7 @@ _WRITE = (
     ),
     Mutant(
         name="a canceled write counts as a failure of the transform",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="            self.may_go_on()  # who was cancelled, or is fenced, failed because of that\n",
         new="",
         killed_by=f"{_WRITES}test_a_canceled_process_reports_the_cancel_and_not_the_error_of_its_write",
@@ -281,7 +281,7 @@ _WRITE = (
     ),
     Mutant(
         name="the catalog's cache is not refreshed after a refusal",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="                    self.table.refresh(self.session)\n",
         new="",
         killed_by=f"{_WRITES}test_a_refused_batch_is_written_again_from_a_newer_snapshot",
@@ -289,7 +289,7 @@ _WRITE = (
     ),
     Mutant(
         name="a commit without a reply is written again though it landed",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="            rows = self._attempt.rows_if_landed()\n",
         new="            rows = None\n",
         killed_by=f"{_WRITES}test_a_commit_without_a_reply_is_not_written_again_if_it_landed",
@@ -297,7 +297,7 @@ _WRITE = (
     ),
     Mutant(
         name="the last commit without a reply counts as a conflict",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="is_last=attempt == self.max_attempts",
         new="is_last=attempt > self.max_attempts",
         killed_by=f"{_WRITES}test_a_last_commit_without_a_reply_is_the_storage_s_error",
@@ -305,7 +305,7 @@ _WRITE = (
     ),
     Mutant(
         name="the ledger does not hear of a committed batch",
-        file="spark/iceberg.py",
+        file="spark/table/write.py",
         old="                self.ledger.landed(self._attempt.entry)",
         new="                pass",
         killed_by=f"{_WRITES}test_the_ledger_hears_of_a_batch_when_it_is_committed",
@@ -313,7 +313,7 @@ _WRITE = (
     ),
     Mutant(
         name="a file ends at its last offset",
-        file="spark/table.py",
+        file="spark/table/table.py",
         old="OffsetRange(topic, partition, first, last + 1)",
         new="OffsetRange(topic, partition, first, last)",
         killed_by=f"{_WRITES}test_a_file_ends_behind_its_last_offset",
@@ -329,7 +329,7 @@ _WRITE = (
     ),
     Mutant(
         name="merges of one session go on at the same time",
-        file="spark/snapshots.py",
+        file="spark/table/commits.py",
         old="        lock = _told.setdefault(session, threading.Lock())",
         new="        lock = threading.Lock()",
         killed_by=f"{_WRITES}test_merges_of_one_session_take_turns",
@@ -337,7 +337,7 @@ _WRITE = (
     ),
     Mutant(
         name="a merge that waited for another one does not check the fence",
-        file="spark/snapshots.py",
+        file="spark/table/commits.py",
         old="            self.may_go_on()\n",
         new="",
         killed_by=f"{_WRITES}test_a_merge_that_waited_for_another_one_checks_whether_it_may_write",
@@ -345,7 +345,7 @@ _WRITE = (
     ),
     Mutant(
         name="the namespace of a table that could not be created stays",
-        file="spark/schema.py",
+        file="spark/table/schema.py",
         old="    except PySparkException:\n        _drop_namespaces(session, made)\n        raise\n\n\ndef check",
         new="    except PySparkException:\n        raise\n\n\ndef check",
         killed_by=f"{_WRITES}test_a_namespace_that_a_write_created_goes_with_its_table",
@@ -372,7 +372,7 @@ _WRITE = (
 _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for the table without a time limit",
-        file="spark/ledger.py",
+        file="spark/table/ledger.py",
         old='with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):',
         new="if True:",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
@@ -380,7 +380,7 @@ _TABLE_OF_A_TICK = (
     ),
     Mutant(
         name="a tick waits for the table as long as a run does",
-        file="sensor/table_look.py",
+        file="sensor/table_ledger.py",
         old="IcebergTable(self.target), self._session, _ASK_SECONDS, last)",
         new="IcebergTable(self.target), self._session, last=last)",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
@@ -388,7 +388,7 @@ _TABLE_OF_A_TICK = (
     ),
     Mutant(
         name="a tick waits for dead letters without a time limit",
-        file="sensor/table_look.py",
+        file="sensor/table_ledger.py",
         old='with line_of(session).within(_ASK_SECONDS, f"{self.target} was asked for its dead letters"):',
         new="if True:",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_dead_letters",
@@ -396,7 +396,7 @@ _TABLE_OF_A_TICK = (
     ),
     Mutant(
         name="a tick tries a silent server again at once",
-        file="sensor/table_look.py",
+        file="sensor/table_ledger.py",
         old="                _silent_until[remote] = (until, self.connect_seconds, str(error))\n",
         new="",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_server_that_sends_no_reply",
@@ -404,7 +404,7 @@ _TABLE_OF_A_TICK = (
     ),
     Mutant(
         name="the next tick uses the session that failed",
-        file="sensor/table_look.py",
+        file="sensor/table_ledger.py",
         old="if remote not in _sessions or line_of(_sessions[remote]).is_cut:",
         new="if remote not in _sessions:",
         killed_by=f"{_TABLE_LOOKS}test_a_session_that_failed_is_replaced_by_the_next_tick",
@@ -412,7 +412,7 @@ _TABLE_OF_A_TICK = (
     ),
     Mutant(
         name="each tick reads the table's whole history",
-        file="sensor/table_look.py",
+        file="sensor/table_ledger.py",
         old="        _readings[self.target] = ledger.reading\n",
         new="",
         killed_by=f"{_TABLE_LOOKS}test_the_history_is_read_once_while_the_table_does_not_change",
@@ -423,7 +423,7 @@ _TABLE_OF_A_TICK = (
 _JOB = (
     Mutant(
         name="a canceled job waits for its reply without end",
-        file="spark/job.py",
+        file="spark/connect/job.py",
         old="            start(self._give_up, self.tag)\n",
         new="",
         killed_by=f"{_JOBS}test_a_canceled_job_that_gets_no_reply_gives_up_its_connection",
@@ -431,7 +431,7 @@ _JOB = (
     ),
     Mutant(
         name="a cancel interrupts nothing",
-        file="spark/job.py",
+        file="spark/connect/job.py",
         old="            self._session.interruptTag(self.tag)",
         new="            pass",
         killed_by=f"{_JOBS}test_a_cancel_interrupts_the_operations_of_the_job_alone",
@@ -439,7 +439,7 @@ _JOB = (
     ),
     Mutant(
         name="a canceled job whose operation ended looks like success",
-        file="spark/job.py",
+        file="spark/connect/job.py",
         old="        if kind is None or isinstance(error, PySparkException):\n            self.check()\n",
         new="",
         killed_by=f"{_JOBS}test_a_canceled_job_never_looks_like_success",
@@ -447,7 +447,7 @@ _JOB = (
     ),
     Mutant(
         name="progress of another batch counts",
-        file="spark/job.py",
+        file="spark/connect/job.py",
         old="        if threading.get_ident() != self._thread:",
         new="        if self._thread is None:",
         killed_by=f"{_JOBS}test_progress_of_another_thread_is_not_that_of_the_job",
@@ -455,7 +455,7 @@ _JOB = (
     ),
     Mutant(
         name="a restarted server counts as a failure of the work",
-        file="spark/failed.py",
+        file="spark/error_classification.py",
         old="    elif is_anew(error):\n",
         new="    elif False:\n",
         killed_by=f"{_JOBS}test_a_server_that_was_restarted_is_unreachable_and_no_failure_of_the_work",
@@ -463,7 +463,7 @@ _JOB = (
     ),
     Mutant(
         name="a commit that was never sent counts as one without a reply",
-        file="spark/failed.py",
+        file="spark/error_classification.py",
         old='    return sent and not found[-1][0].endswith("ConnectException")',
         new="    return sent",
         killed_by="tests/test_spark_errors.py::test_what_iceberg_refuses_can_be_tried_again",
@@ -474,7 +474,7 @@ _JOB = (
 _TRANSFORM = (
     Mutant(
         name="a transform that returns None passes",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="        if not isinstance(rows, DataFrame):\n",
         new="        if rows is None:\n            return batch\n        if not isinstance(rows, DataFrame):\n",
         killed_by=f"{_TRANSFORMS}test_something_other_than_rows_is_refused",
@@ -482,7 +482,7 @@ _TRANSFORM = (
     ),
     Mutant(
         name="an order to the run is taken for an error of the transform",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="(KafkaLivenessError, *self.let_pass)",
         new="KafkaLivenessError",
         killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
@@ -490,7 +490,7 @@ _TRANSFORM = (
     ),
     Mutant(
         name="an order to the run is swallowed",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="            if isinstance(error, (KafkaLivenessError, *self.let_pass)):\n                raise\n",
         new="            if isinstance(error, (KafkaLivenessError, *self.let_pass)):\n                return batch\n",
         killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
@@ -498,7 +498,7 @@ _TRANSFORM = (
     ),
     Mutant(
         name="rows of another session pass",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="        if rows.sparkSession is not self.session:",
         new="        if rows.sparkSession is None:",
         killed_by=f"{_TRANSFORMS}test_rows_of_another_session_are_refused",
@@ -506,7 +506,7 @@ _TRANSFORM = (
     ),
     Mutant(
         name="an unknown column is not found before the write",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="            _ = rows.schema  #",
         new="            _ = rows  #",
         killed_by=f"{_TRANSFORMS}test_a_plan_that_spark_refuses_is_the_transform_s_error_at_once",
@@ -514,7 +514,7 @@ _TRANSFORM = (
     ),
     Mutant(
         name="a missing Kafka source is the transform's error",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="            _ = batch.schema\n",
         new="            pass\n",
         killed_by=f"{_TRANSFORMS}test_a_server_without_the_kafka_source_is_not_the_transform_s_error",
@@ -522,7 +522,7 @@ _TRANSFORM = (
     ),
     Mutant(
         name="a record that Spark cannot read becomes a dead letter",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="            if unreadable := rows.unreadable(error):",
         new="            if (unreadable := None):",
         killed_by=f"{_TRANSFORMS}test_a_record_that_spark_cannot_read_is_not_the_transform_s_failure",
@@ -530,7 +530,7 @@ _TRANSFORM = (
     ),
     Mutant(
         name="a cancel becomes the failure of a record",
-        file="spark/transformed.py",
+        file="spark/transform.py",
         old="        except PySparkException as error:\n"
         "            if is_the_servers(error):\n"
         "                raise\n"
@@ -612,7 +612,7 @@ _LETTER = (
     ),
     Mutant(
         name="a table of another kind is taken for dead letters",
-        file="spark/dead_letters.py",
+        file="spark/table/dead_letters.py",
         old="            self._exists()\n        rows",
         new="            pass\n        rows",
         killed_by=f"{_LETTERS}test_letters_are_not_kept_in_a_table_of_another_kind",
@@ -620,7 +620,7 @@ _LETTER = (
     ),
     Mutant(
         name="the letter at the end of a range counts as pending",
-        file="spark/dead_letters.py",
+        file="spark/table/dead_letters.py",
         old='(letters["offset"] < owed["end"])',
         new='(letters["offset"] <= owed["end"])',
         killed_by=f"{_LETTERS}test_a_letter_is_pending_while_its_offset_is_in_a_pending_range",
@@ -628,7 +628,7 @@ _LETTER = (
     ),
     Mutant(
         name="letters of processed offsets stay",
-        file="spark/dead_letters.py",
+        file="spark/table/dead_letters.py",
         old="        if ranges and self.count(ranges):",
         new="        if ranges and not self.count(ranges):",
         killed_by=f"{_LETTERS}test_letters_of_processed_offsets_are_removed",
@@ -639,7 +639,7 @@ _LETTER = (
 _REST = (
     Mutant(
         name="snapshots that hold the ledger expire",
-        file="spark/maintenance.py",
+        file="spark/table/maintenance.py",
         old="(*found.path, *found.summed_up)",
         new="found.summed_up",
         killed_by=f"{_UPKEEP}test_the_snapshots_that_hold_the_ledger_are_kept",
@@ -647,7 +647,7 @@ _REST = (
     ),
     Mutant(
         name="files of writes that go on are deleted as orphans",
-        file="spark/maintenance.py",
+        file="spark/table/maintenance.py",
         old="before = _moment(now - min_age)",
         new="before = _moment(now)",
         killed_by=f"{_UPKEEP}test_files_of_writes_that_may_go_on_are_no_orphans",
@@ -655,7 +655,7 @@ _REST = (
     ),
     Mutant(
         name="a tick that has ended keeps its place",
-        file="sensor/vigil.py",
+        file="sensor/dead_runs.py",
         old="        _places.release()",
         new="        pass",
         killed_by="tests/test_vigil.py::test_only_two_ticks_wait_at_once",
@@ -663,7 +663,7 @@ _REST = (
     ),
     Mutant(
         name="the slots of a run in progress come free",
-        file="sensor/ghosts.py",
+        file="sensor/dead_runs.py",
         old="        if is_over and now",
         new="        if now",
         killed_by=f"{_GROUP_LOOKS}test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while",
@@ -679,7 +679,7 @@ _REST = (
     ),
     Mutant(
         name="windows before the first record are marked complete",
-        file="core/completeness.py",
+        file="core/windows.py",
         old="    if not has_records(partitions, ends):\n        return JudgedWindow(Completeness.BEFORE)\n",
         new="",
         killed_by="tests/core/test_completeness.py::test_a_window_before_the_first_record_is_not_judged",
@@ -703,7 +703,7 @@ _REST = (
     ),
     Mutant(
         name="two events of a kind in one tick request one run",
-        file="sensor/hooks.py",
+        file="sensor/run_requests.py",
         old="            met[name] += 1\n",
         new="",
         killed_by="tests/test_sensors.py::test_what_happens_again_is_asked_for_again",
@@ -727,7 +727,7 @@ _REST = (
     ),
     Mutant(
         name="live runs that fail in a row are requested at once",
-        file="core/restarts.py",
+        file="core/orphaned_runs.py",
         old="    if failures_in_a_row < _PATIENT_FAILURES:",
         new="    if failures_in_a_row <= _PATIENT_FAILURES:",
         killed_by=f"{_GROUP_LOOKS}test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals",

@@ -14,7 +14,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from tests.waiting import wait_for
 
 _ENDED = BULK_ACTION_TERMINAL_STATUSES

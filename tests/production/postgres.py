@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg2
 
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from tests.production.recipes import URL
 from tests.waiting import wait_for
 

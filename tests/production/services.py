@@ -20,7 +20,7 @@ import psutil
 import pytest
 import requests
 
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from tests.production.pipeline import Pipeline
 from tests.production.recipes import DOCTOR, dagster_yaml, workspace_yaml
 from tests.waiting import wait_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.run_ids import run_mark
 from tests.waiting import wait_for
 
 

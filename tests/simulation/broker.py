@@ -13,8 +13,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 from greenlet import getcurrent
 
-from kafka_liveness_dagster.core import commit_log
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core import commit_metadata
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from tests.simulation.client import refused
 from tests.simulation.group import ClassicGroup
@@ -54,7 +54,7 @@ class SimulatedBroker:
         refusal = self.group.refusal(client)
         if refusal is not None:
             return refusal
-        if any(len(tp.metadata) > commit_log.MAX_METADATA_BYTES for tp in offsets):
+        if any(len(tp.metadata) > commit_metadata.MAX_METADATA_BYTES for tp in offsets):
             return int(KafkaError.OFFSET_METADATA_TOO_LARGE)
         failed = self.fails()
         if failed and self._rng.random() < 0.5:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin, fits
-from kafka_liveness_dagster.core.heartbeat import RunState
-from kafka_liveness_dagster.core.ledger_text import encode
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin, fits
+from kafka_liveness_dagster.core.fencing import RunState
+from kafka_liveness_dagster.core.ledger import Account, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, union
 from kafka_liveness_dagster.core.partition_keys import new_keys
 from tests.simulation.processes import RUN_ID, LiveRun
@@ -18,7 +17,7 @@ from tests.simulation.scheduler import clock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafka_liveness_dagster.core.witnesses import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionFacts
     from tests.simulation.partition import SimulatedPartition
     from tests.simulation.world import Simulation
 

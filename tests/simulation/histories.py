@@ -9,7 +9,7 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.kafka import findings
+from kafka_liveness_dagster.kafka.live import planner
 from tests.simulation.product import simulated
 from tests.simulation.world import Simulation
 
@@ -23,9 +23,9 @@ _SELDOM = (20_000, 20, 50)
 MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not test
     "committed %s: %s in %.2f s",
     "written %s and committed but for %s, which its new owner writes again: %s in %.2f s",
-    findings.CRASH_LAG,
-    findings.IN_ORDER,
-    findings.PAUSED,
+    planner.CRASH_LAG,
+    planner.IN_ORDER,
+    planner.PAUSED,
     "waits for partitions: %s; the others finish their batches first",
     "handed over before the commit, replayed by the new owner: %s",
     "another writer had touched %s: written at attempt %d",
@@ -33,7 +33,7 @@ MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not t
     "could not mark %d partitions as released: %s",
     "partitions lost: %s",
     "fenced: %s",
-    findings.LOST,
+    planner.LOST,
     "lost: %s; recorded as done",
     "killed",
     "stopped",

@@ -9,21 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.member_state import State
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference
 from kafka_liveness_dagster.core.timeouts import Timeouts
-from kafka_liveness_dagster.kafka import consumer, live
-from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
-from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.catch_up.commit_log import NotOwedError, SecondLog
+from kafka_liveness_dagster.kafka.catch_up.completion import Proof
+from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer
 from kafka_liveness_dagster.kafka.errors import is_held_up
-from kafka_liveness_dagster.kafka.fence import Fence
-from kafka_liveness_dagster.kafka.live import LiveLane
-from kafka_liveness_dagster.kafka.member import Member
-from kafka_liveness_dagster.kafka.proof import Proof
-from kafka_liveness_dagster.kafka.rebalance import Rebalance
-from kafka_liveness_dagster.kafka.second_log import NotOwedError, SecondLog
-from kafka_liveness_dagster.kafka.watchdog import Watchdog
+from kafka_liveness_dagster.kafka.live import consumer, planner
+from kafka_liveness_dagster.kafka.live.assignment import Rebalance
+from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.live.member import Member
+from kafka_liveness_dagster.kafka.live.planner import LiveLane
+from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from tests.simulation.enemies import drop_table, make_topic_anew, roll_back
 from tests.simulation.events import produce, rebalance, start_catch_up
@@ -43,7 +42,7 @@ SLOW_LOOKS = Histories(1.0, {**_LOOKS, "partitions": 2, "max_runs": 2}, weights=
 BESIDE_OTHERS = Histories(0.3, {"max_runs": 3}, {"on_missing_rows": "raise"})
 MADE_ANEW = Histories(0.0, weights={make_topic_anew: 12, start_catch_up: 20})
 TABLES_LOST = Histories(0.0, weights={roll_back: 12, drop_table: 12, start_catch_up: 20})
-_commit, _resume = Member.commit, live.resume
+_commit, _resume = Member.commit, planner.resume
 
 
 def wait_for_ever(_rebalance):

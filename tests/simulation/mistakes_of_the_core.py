@@ -8,18 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from kafka_liveness_dagster.core import commit_log, offsets
+from kafka_liveness_dagster.core import commit_metadata, offsets
 from kafka_liveness_dagster.core import resume as resume_module
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
-from kafka_liveness_dagster.kafka import catch_up, live
-from kafka_liveness_dagster.spark import ledger as table_ledger
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.kafka.catch_up import consumer
+from kafka_liveness_dagster.kafka.live import planner
+from kafka_liveness_dagster.spark.table import ledger as table_ledger
 from tests.simulation import enemies, events, oracle
 from tests.simulation.looked_for import Histories, Made
 from tests.simulation.table import SimulatedTable
 
-_resume, _union, _plan, _new_keys = resume_module.resume, offsets.union, live.plan, events.new_keys
+_resume, _union, _plan, _new_keys = resume_module.resume, offsets.union, planner.plan, events.new_keys
 _record, _outstanding, _done = DoneLog.record, DoneLog.outstanding, DoneLog.decode
 _mark = LiveMark.decode
 _missing, _lineage = PartitionFacts.missing, table_ledger.lineage
@@ -207,23 +208,23 @@ CLEANED_AT_ONCE = Histories(
     weights={roll_back_and_clean: 8, events.produce: 30, **dict.fromkeys(_ONE_BY_ONE, 0.0)},
 )
 OF_THE_CORE = [
-    Made(live, "resume", jump_without_owing, "in the table or owed"),
-    Made(live, "resume", jump_and_owe_only_the_last, "in the table or owed"),
-    Made(live, "resume", owe_without_jumping, "what is owed is below the first log"),
-    Made(live, "resume", jump_behind_the_log_end, "in the table or owed"),
-    Made(live, "resume", resume_and_forget, "in the table or owed"),
+    Made(planner, "resume", jump_without_owing, "in the table or owed"),
+    Made(planner, "resume", jump_and_owe_only_the_last, "in the table or owed"),
+    Made(planner, "resume", owe_without_jumping, "what is owed is below the first log"),
+    Made(planner, "resume", jump_behind_the_log_end, "in the table or owed"),
+    Made(planner, "resume", resume_and_forget, "in the table or owed"),
     Made(resume_module, "fits", everything_fits, "OFFSET_METADATA_TOO_LARGE"),
     Made(DoneLog, "record", pass_a_hole, "the second log covers nothing"),
     Made(DoneLog, "record", pass_the_batch, "the second log covers nothing"),
     Made(DoneLog, "outstanding", forget_the_last, "in the table or owed"),
     Made(DoneLog, "outstanding", close_the_range, "the second log covers nothing", first=6),
     Made(DoneLog, "decode", read_too_wide, "committed() never passes", first=159),
-    Made(commit_log, "union", bridge_small_gaps, "in the table or owed"),
+    Made(commit_metadata, "union", bridge_small_gaps, "in the table or owed"),
     Made(LiveMark, "decode", released_owes_nothing, "committed() never passes"),
     Made(oracle, "committed", ignore_the_debt, "committed() never passes"),
-    Made(live, "plan", newest_first, "out of order"),
-    Made(live, "plan", mix_partitions_up, "goes back to its last commit at most"),
-    Made(catch_up, "plan", mix_partitions_up, "without trouble everybody comes to an end"),
+    Made(planner, "plan", newest_first, "out of order"),
+    Made(planner, "plan", mix_partitions_up, "goes back to its last commit at most"),
+    Made(consumer, "plan", mix_partitions_up, "without trouble everybody comes to an end"),
     Made(events, "new_keys", no_key_comes_twice, "everything up to the log end", first=866),
     Made(SimulatedTable, "replaced", add_rows, "rows once"),
     Made(PartitionFacts, "missing", trust_strangers, "in silence", first=130),
@@ -234,6 +235,6 @@ OF_THE_CORE = [
     Made(table_ledger, "lineage", believe_any_sum, "claims nothing", ROLLED_BACK, 750),
     Made(table_ledger, "goes_on", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 19_900),
     Made(table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first=180),
-    Made(live, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=970),
-    Made(live, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
+    Made(planner, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=970),
+    Made(planner, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
 ]

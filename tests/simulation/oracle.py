@@ -10,15 +10,15 @@ import math
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core import resume as resume_module
-from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
-from kafka_liveness_dagster.core.commit_log import ForeignCommitError, committed
+from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
+from kafka_liveness_dagster.core.commit_metadata import ForeignCommitError, committed
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.ledger import Snapshot, lineage
+from kafka_liveness_dagster.core.partition_state import DataExpiredError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.core.resume import ResumePolicy
-from kafka_liveness_dagster.core.witnesses import DataExpiredError, RowsMissingError, TopicRecreatedError
-from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError
+from kafka_liveness_dagster.kafka.catch_up.commit_log import NotOwedError
+from kafka_liveness_dagster.kafka.catch_up.consumer import PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
-from kafka_liveness_dagster.kafka.second_log import NotOwedError
 from kafka_liveness_dagster.spark.errors import SparkFailedError
 from tests.simulation.partition import EVERYTHING
 from tests.simulation.scheduler import clock

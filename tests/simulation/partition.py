@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, ForeignCommitError, LiveMark
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
 from tests.simulation.scheduler import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kafka_liveness_dagster.core.accounts import Account
+    from kafka_liveness_dagster.core.ledger import Account
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from tests.simulation.client import MemberClient
 

@@ -6,20 +6,20 @@ import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
+from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.fencing import RunState
 from kafka_liveness_dagster.core.partition_keys import range_of
 from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
-from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer
-from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.link import RunLink
-from kafka_liveness_dagster.lanes.lanes import _until_idle
+from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer
+from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.lanes.assignment_wait import Waiting
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
-from kafka_liveness_dagster.lanes.waiting import Waiting
+from kafka_liveness_dagster.lanes.runs import _until_idle
 from kafka_liveness_dagster.metadata import Tally
-from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from tests.simulation import oracle
 from tests.simulation.broker import TOPIC
 from tests.simulation.product import LOG
@@ -29,7 +29,7 @@ from tests.simulation.spark import SeenTable, Session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kafka_liveness_dagster.core.fairness import Batch
+    from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from tests.simulation.client import MemberClient
     from tests.simulation.world import Simulation
@@ -171,7 +171,7 @@ class LiveRun(RunWorker):
     is_live = True
 
     def work(self) -> None:
-        """As ``lanes.lanes.run_live``."""
+        """As ``lanes.runs.run_live``."""
         pipeline, ledger = self._pipeline()
         live = LiveSettings(
             (TOPIC,),
@@ -206,7 +206,7 @@ class CatchUpRun(RunWorker):
         world.note("backfill", self.name, *keys)
 
     def work(self) -> None:
-        """As ``lanes.lanes.run_catch_up``."""
+        """As ``lanes.runs.run_catch_up``."""
         pipeline, ledger = self._pipeline()
         timeouts = self._timeouts()
         with CatchUpConsumer(

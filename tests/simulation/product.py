@@ -14,25 +14,17 @@ from typing import TYPE_CHECKING, Any
 from greenlet import getcurrent
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from kafka_liveness_dagster.core import aside, ledger_text
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
-from kafka_liveness_dagster.kafka import (
-    admin,
-    committing,
-    consumer,
-    first_log,
-    link,
-    listening,
-    live,
-    member,
-    memberships,
-    rebalance,
-    second_log,
-    watchdog,
-)
+from kafka_liveness_dagster import concurrency
+from kafka_liveness_dagster.core import ledger as core_ledger
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.kafka import admin, committer, run_context, watchdog
+from kafka_liveness_dagster.kafka.catch_up import commit_log
 from kafka_liveness_dagster.kafka.errors import Heard
-from kafka_liveness_dagster.lanes import batch_lines, in_flight, lanes, pipeline, waiting
-from kafka_liveness_dagster.spark import iceberg, job, ledger, table, transformed
+from kafka_liveness_dagster.kafka.live import assignment, consumer, data_listener, member, planner, session
+from kafka_liveness_dagster.lanes import assignment_wait, batch_reporting, in_flight, pipeline, runs
+from kafka_liveness_dagster.spark import transform
+from kafka_liveness_dagster.spark.connect import job
+from kafka_liveness_dagster.spark.table import ledger, table, write
 from tests.simulation import spark
 from tests.simulation.broker import Admin, Committer
 from tests.simulation.client import MemberClient
@@ -100,20 +92,23 @@ class NoQuota(nullcontext[Any]):
 LOG: Any = Log()
 _OS = SimpleNamespace(getppid=_getppid)
 _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
-_decoded = lru_cache(4_096)(ledger_text.decode)
+_decoded = lru_cache(4_096)(core_ledger.decode)
 _FITS = SimpleNamespace(evolves=False)
 _SEAMS: list[tuple[Any, str, Any]] = [
-    *((module, "time", time) for module in (admin, consumer, first_log, in_flight, iceberg, job, ledger, link, live)),
-    *((module, "time", time) for module in (batch_lines, lanes, listening, member, rebalance, waiting)),
-    *((module, "threading", threading) for module in (aside, futures, job, member, watchdog)),
-    *((module, "made", _made) for module in (member, second_log)),
+    *(
+        (module, "time", time)
+        for module in (admin, consumer, member, in_flight, write, job, ledger, run_context, planner)
+    ),
+    *((module, "time", time) for module in (batch_reporting, runs, data_listener, member, assignment, assignment_wait)),
+    *((module, "threading", threading) for module in (concurrency, futures, job, member, watchdog)),
+    *((module, "made", _made) for module in (member, commit_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
-    (committing.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
+    (committer.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
     (admin, "reader", lambda group_id, _settings: Committer(group_id)),
-    (memberships, "SERVE_SECONDS", 0.5),
+    (session, "SERVE_SECONDS", 0.5),
     (consumer, "LOOK_SECONDS", 0.5),
-    *((listening, name, 0.5) for name in ("LOOK_SECONDS", "LISTENING_LOOK_SECONDS")),
-    (listening, "_QUIET_SECONDS", 0.5),
+    *((data_listener, name, 0.5) for name in ("LOOK_SECONDS", "LISTENING_LOOK_SECONDS")),
+    (data_listener, "_QUIET_SECONDS", 0.5),
     (in_flight, "_log", LOG),
     (in_flight, "_LOOK_SECONDS", 0.3),
     (watchdog, "LOOK_SECONDS", LOOK_SECONDS),
@@ -121,17 +116,17 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (watchdog, "log", LOG),
     (watchdog, "os", _OS),
     (watchdog, "multiprocessing", _MULTIPROCESSING),
-    (live, "_FORGET_SECONDS", 3.0),
-    (iceberg, "check_rows", lambda *_: None),
-    (iceberg, "fit", lambda *_: _FITS),
-    (iceberg, "inside", lambda frame, _ranges: frame),
-    (iceberg, "schema", SimpleNamespace(widened=lambda frame, _found: frame, may_fan_out=bool)),
-    (iceberg, "summed", lambda frame: (frame, frame)),
-    (iceberg, "snapshots", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
-    (iceberg, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
-    (ledger_text, "decode", _decoded),  # the same texts, again and again
+    (planner, "_FORGET_SECONDS", 3.0),
+    (write, "check_rows", lambda *_: None),
+    (write, "fit", lambda *_: _FITS),
+    (write, "inside", lambda frame, _ranges: frame),
+    (write, "schema", SimpleNamespace(widened=lambda frame, _found: frame, may_fan_out=bool)),
+    (write, "summed", lambda frame: (frame, frame)),
+    (write, "commits", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
+    (write, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
+    (core_ledger, "decode", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
-    (transformed, "Transformed", spark.Frame),
+    (transform, "Transformed", spark.Frame),
     (pipeline, "Throttling", NoQuota),
     # All simulated threads are one thread: what it holds of theirs would outlive them.
     (ConnectSession, "_active_session", SimpleNamespace()),

@@ -12,8 +12,8 @@ from greenlet import getcurrent
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from kafka_liveness_dagster.core.ledger_text import decode
-from kafka_liveness_dagster.spark.table import Shape
+from kafka_liveness_dagster.core.ledger import decode
+from kafka_liveness_dagster.spark.table.table import Shape
 from tests.simulation.scheduler import Killed, clock
 from tests.simulation.table import Line
 
@@ -91,7 +91,7 @@ class Session:
 
 
 class SeenTable:
-    """The table as one process asks for it; as ``spark.table.IcebergTable``."""
+    """The table as one process asks for it; as ``spark.table.table.IcebergTable``."""
 
     def __init__(self, _name: str = "") -> None:
         me: Any = getcurrent()
@@ -123,7 +123,7 @@ class SeenTable:
 
 
 class Frame:
-    """The rows of a batch; as ``spark.transformed.Transformed`` makes them."""
+    """The rows of a batch; as ``spark.transform.Transformed`` makes them."""
 
     def __init__(
         self, _transform: object, session: Session, ranges: Sequence[OffsetRange], _options: object, *_: object
@@ -143,7 +143,7 @@ class Frame:
 def overwrite(
     frame: Frame, table: SeenTable, snapshot_id: int | None, _replaced: object, told: Mapping[str, str], **_: object
 ) -> None:
-    """As ``spark.iceberg`` has Spark replace the ranges."""
+    """As ``spark.table.write`` has Spark replace the ranges."""
     process, world = table.process, table.process.world
     clock.point(0.3)
     write = world.table.begin(process.name, frame.ranges, told, frame.planned, snapshot_id)

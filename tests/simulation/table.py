@@ -1,7 +1,7 @@
 """What does Iceberg say? Snapshots with parents, rows and summaries, and writes on their way.
 
-It answers as Iceberg was measured to answer. What the summaries say is the product's own: ``spark.ledger.TableLedger``
-asks this table as if it were a catalog's.
+It answers as Iceberg was measured to answer. What the summaries say is the product's own:
+``spark.table.ledger.TableLedger`` asks this table as if it were a catalog's.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from tests.simulation.scheduler import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from random import Random
 
-    from kafka_liveness_dagster.core.accounts import Account
+    from kafka_liveness_dagster.core.ledger import Account
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from tests.simulation.partition import SimulatedPartition
 

@@ -6,7 +6,7 @@ from inspect import getattr_static
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import DoneLog
+from kafka_liveness_dagster.core.commit_metadata import DoneLog
 from tests.simulation.looked_for import Trace
 from tests.simulation.mistakes import MISTAKES
 from tests.simulation.mistakes_of_the_core import OF_THE_CORE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.resume import ResumePolicy
-from kafka_liveness_dagster.kafka import findings
+from kafka_liveness_dagster.kafka.live import planner
 from tests.simulation import enemies, events
 from tests.simulation.product import simulated
 from tests.simulation.scenario import Scenario
@@ -21,7 +21,7 @@ def test_a_group_that_crashes_for_years_owes_what_it_skipped():
     scenario = Scenario(1, 10**17, policy, 200, 5, 1, 400)
     with simulated():
         lives = [Simulation(seed, scenario, crashing).run() for seed in range(10)]
-    full = [life for life in lives if findings.IN_ORDER in {what for _, what, *_ in life.history}]
+    full = [life for life in lives if planner.IN_ORDER in {what for _, what, *_ in life.history}]
     assert max(len(life.materialized) for life in full) > 3
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core import commit_log
+from kafka_liveness_dagster.core import commit_metadata
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.core.partition_keys import range_of
 from tests.simulation import oracle
@@ -90,7 +90,7 @@ class Simulation:
         Raises:
             Violation: with the seed and the history.
         """
-        limit, commit_log.MAX_METADATA_BYTES = commit_log.MAX_METADATA_BYTES, self.scenario.max_metadata_bytes
+        limit, commit_metadata.MAX_METADATA_BYTES = commit_metadata.MAX_METADATA_BYTES, self.scenario.max_metadata_bytes
         clock.reset(self.rng)
         clock.look, clock.slow = lambda: oracle.check(self), self.scenario.slow_answers
         try:
@@ -101,7 +101,7 @@ class Simulation:
             what = STANDS_STILL if type(error).__module__.startswith("tests.") else oracle.NOTHING_RAISES
             raise self.violation(what, repr(error), error) from error
         finally:
-            commit_log.MAX_METADATA_BYTES = limit
+            commit_metadata.MAX_METADATA_BYTES = limit
         return self
 
     def note(self, what: str, *details: object) -> None:

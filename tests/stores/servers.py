@@ -14,9 +14,9 @@ import psutil
 import yaml
 from pyarrow import fs
 
-from kafka_liveness_dagster.embedded import jars, process
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.embedded import jars, processes
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
 from tests.waiting import wait_for
 
 ACCESS_KEY, SECRET_KEY = "orders", "s3cr3t-of-the-store"
@@ -105,7 +105,7 @@ class Stores:
         ).create_dir(BUCKET)
 
     def stop(self):
-        process.end(psutil.Process(child.pid) for child in self._children if child.poll() is None)
+        processes.end(psutil.Process(child.pid) for child in self._children if child.poll() is None)
 
     def _rest_settings(self):
         settings = {
@@ -126,18 +126,18 @@ class Stores:
     def _run(self, name, main, env):
         path = os.pathsep.join([f"{_jars()}/*", *map(str, _of_spark())])
         command = (str(find_java()), *_OPTIONS, "-cp", path, *main)
-        launch = process.Launch(command, self.folder, {**os.environ, **env})
-        self._children.append(process.start(launch, self.folder / f"{name}.log"))
+        launch = processes.Launch(command, self.folder, {**os.environ, **env})
+        self._children.append(processes.start(launch, self.folder / f"{name}.log"))
         return self._children[-1]
 
     def _wait(self, name, child, port):
         log = self.folder / f"{name}.log"
 
         def is_up():
-            assert child.poll() is None, process.last_lines(log)
+            assert child.poll() is None, processes.last_lines(log)
             return answers(port)
 
-        wait_for(is_up, what=f"{name} answers", details=lambda: process.last_lines(log), pause=0.05)
+        wait_for(is_up, what=f"{name} answers", details=lambda: processes.last_lines(log), pause=0.05)
 
 
 @contextmanager

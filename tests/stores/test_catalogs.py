@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kafka_liveness_dagster.doctor.catalog_probe import probe
 from kafka_liveness_dagster.embedded import jars
 from kafka_liveness_dagster.embedded import services as embedded
-from kafka_liveness_dagster.spark.catalog_probe import probe
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import connect, end
 from tests.production.postgres import PASSWORD, USER, Postgres
 
 PAGE = Path(__file__).parents[2] / "docs" / "table.md"

@@ -12,17 +12,17 @@ import pytest
 from click.testing import CliRunner
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.cli import checkup
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.core.checkup import Outcome
-from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.spark import iceberg
+from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.doctor import checkup
+from kafka_liveness_dagster.doctor.rules import Outcome
 from kafka_liveness_dagster.spark.errors import StorageError, TableUnreadableError
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.maintenance import Maintenance
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table import write as table_write
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 from tests.stores.conftest import IMPATIENT
 from tests.world import test_audit, test_layouts, test_maintenance, test_spark_iceberg, test_table_ledger
 from tests.world.forgetful import Forgetful, kept
@@ -334,7 +334,7 @@ def test_a_commit_that_arrives_after_the_attempt_that_followed_it(warm_spark, ta
 @pytest.mark.parametrize("was_done", [True, False])
 def test_a_catalog_that_says_nothing_for_good(warm_spark, table, rows, shaky, monkeypatch, was_done):  # noqa: PLR0917
     """It is named after as many attempts as a batch has, or at once where it does not say what it has either."""
-    monkeypatch.setattr(iceberg, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(table_write, "_PAUSE_SECONDS", 0.0)
     same = table.replace("depot.", "shaky.")
     put(warm_spark, table, orders(0, 10))
     del shaky[0].asked[:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import connect, end
 from tests.wire.connect_server import connect_server
 
 

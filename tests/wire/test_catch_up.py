@@ -7,20 +7,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
-from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.commit_metadata import (
+    DoneLog,
+    ExternalCommit,
+    ForeignCommitError,
+    LiveMark,
+    Mark,
+    Origin,
+)
+from kafka_liveness_dagster.core.fencing import FenceReason, RunState
+from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.timeouts import Budget, derive
-from kafka_liveness_dagster.core.witnesses import PartitionFacts, RowsMissingError, TopicRecreatedError
-from kafka_liveness_dagster.kafka import catch_up, second_log
-from kafka_liveness_dagster.kafka.catch_up import CatchUpConsumer, PausedPartitionError
-from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+from kafka_liveness_dagster.core.partition_state import PartitionFacts, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
+from kafka_liveness_dagster.kafka.catch_up import commit_log, consumer
+from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer, PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
-from kafka_liveness_dagster.kafka.link import RunLink, now_ms
-from kafka_liveness_dagster.kafka.view import GroupView
+from kafka_liveness_dagster.kafka.live.consumer import GroupView, LivenessConsumer
+from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 AT = TopicPartition("orders", 3)
 OWED = OffsetRange("orders", 3, 70, 120)
@@ -97,9 +102,9 @@ def table():
 def opened(monkeypatch, broker, table):
     """A lane that was entered: ``opened(again=…, max_poll_records=…)``; closed at the end."""
     client = SimpleNamespace(commit=broker.commit, close=lambda: None)
-    for module in (catch_up, second_log):
+    for module in (consumer, commit_log):
         monkeypatch.setattr(module, "Cluster", lambda _kafka: broker)
-    monkeypatch.setattr(second_log, "made", lambda *_: client)
+    monkeypatch.setattr(commit_log, "made", lambda *_: client)
     lanes = []
 
     def make(**settings):

@@ -10,8 +10,8 @@ import pytest
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka import admin, clients
-from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from tests.waiting import wait_for
 
 GROUPS = 10

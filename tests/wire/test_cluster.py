@@ -11,8 +11,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka import admin
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.answers import Commit
-from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.kafka.group_description import Commit
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 AT, NEVER = (TopicPartition("orders", p) for p in range(2))
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.fairness import Batch, Rotation
+from kafka_liveness_dagster.core.batch_planning import Batch, Rotation
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
 from kafka_liveness_dagster.core.resume import Owned, Resumed
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
-from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
-from kafka_liveness_dagster.kafka.findings import Found
+from kafka_liveness_dagster.kafka.live.planner import Found
+from kafka_liveness_dagster.kafka.live.session import Commits
 
 AT = TopicPartition("orders", 3)
 

@@ -8,15 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
-from kafka_liveness_dagster.core.heartbeat import RunState
-from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
+from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
+from kafka_liveness_dagster.core.fencing import RunState
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.timeouts import Budget, derive
-from kafka_liveness_dagster.kafka import consumer as module
-from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, GroupTimeouts, derive
+from kafka_liveness_dagster.kafka.live import consumer as module
+from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 
 @pytest.fixture

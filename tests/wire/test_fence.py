@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.fairness import Batch, Rotation
-from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.core.batch_planning import Batch, Rotation
+from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.kafka.commits import Commits
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.fence import Fence
-from kafka_liveness_dagster.kafka.findings import Found
-from kafka_liveness_dagster.kafka.link import RunLink, now_ms
-from kafka_liveness_dagster.kafka.watchdog import Watchdog
+from kafka_liveness_dagster.kafka.live.planner import Found
+from kafka_liveness_dagster.kafka.live.session import Commits
+from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 
 LAPSED = "planned before the consumer rejoined"
 LINK = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)

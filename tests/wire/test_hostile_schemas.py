@@ -8,12 +8,11 @@ import json
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from kafka_liveness_dagster.core.registered import Registered, SchemaUnusableError
-from kafka_liveness_dagster.spark import descriptors
-from kafka_liveness_dagster.spark.avro import check
-from kafka_liveness_dagster.spark.json_schema import type_of
-from kafka_liveness_dagster.spark.messages import MessageReader
-from kafka_liveness_dagster.spark.protobuf import reader_of
+from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.spark.decode import protobuf
+from kafka_liveness_dagster.spark.decode.decode import check, type_of
+from kafka_liveness_dagster.spark.decode.protobuf import reader_of
+from kafka_liveness_dagster.spark.decode.protobuf_udf import MessageReader
 
 DOUBLINGS = 40  # a schema of 3 kB; expanded it has 2 ** 40 fields, which no machine lives to see
 
@@ -121,6 +120,6 @@ def test_a_record_that_names_no_message_is_refused_at_once(index):
 
 def test_a_protoc_that_does_not_end_is_stopped(monkeypatch):
     """By the name of the schema that it was to compile."""
-    monkeypatch.setattr(descriptors, "_PROTOC_SECONDS", 0.0)
+    monkeypatch.setattr(protobuf, "_PROTOC_SECONDS", 0.0)
     with pytest.raises(SchemaUnusableError, match=r"schema 7 .* protoc did not compile it in 0 s: nothing was written"):
-        descriptors.files_of(Registered(7, "PROTOBUF", 'syntax = "proto3"; message A {}'))
+        protobuf.files_of(Registered(7, "PROTOBUF", 'syntax = "proto3"; message A {}'))

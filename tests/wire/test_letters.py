@@ -10,14 +10,14 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError
-from kafka_liveness_dagster.core.fairness import Batch
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, remove_processed
-from kafka_liveness_dagster.spark.dead_letters import DeadLetterTable
 from kafka_liveness_dagster.spark.errors import SparkFailedError, StorageError, TableSchemaError
-from kafka_liveness_dagster.spark.iceberg import TableWrite
-from kafka_liveness_dagster.spark.table import IcebergTable
-from kafka_liveness_dagster.spark.transformed import Transformed
+from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import TableWrite
+from kafka_liveness_dagster.spark.transform import Transformed
 from tests.wire.connect_server import RECORDS, Failure, option
 
 RUN = "0badcafe-1111-4222-8333-444444444444"

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.kafka import listening
-from kafka_liveness_dagster.kafka.listening import LISTENING_LOOK_SECONDS, LOOK_SECONDS, Listening
+from kafka_liveness_dagster.kafka.live import data_listener
+from kafka_liveness_dagster.kafka.live.data_listener import LISTENING_LOOK_SECONDS, LOOK_SECONDS, Listening
 
 ENDS = {TopicPartition("orders", 0): 10, TopicPartition("orders", 1): 20}
 
@@ -38,7 +38,7 @@ class Quiet:
 
     def __init__(self, monkeypatch):
         self.now, self.client = 0.0, Client()
-        monkeypatch.setattr(listening, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(data_listener, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.one = Listening(self.client)
         self.look(0.0, ENDS)
         assert (self.client.fetched, self.one.look_seconds) == ({}, LOOK_SECONDS)

@@ -8,16 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.fairness import Rotation, Wanted
+from kafka_liveness_dagster.core.batch_planning import Rotation, Wanted
+from kafka_liveness_dagster.core.commit_metadata import (
+    DoneLog,
+    ExternalCommit,
+    ForeignCommitError,
+    LiveMark,
+    Mark,
+    Origin,
+)
+from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionFacts, TopicRecreatedError
 from kafka_liveness_dagster.core.resume import Owned, ResumePolicy
-from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts, TopicRecreatedError
-from kafka_liveness_dagster.kafka.config import LiveSettings
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
-from kafka_liveness_dagster.kafka.findings import Found
-from kafka_liveness_dagster.kafka.live import LiveLane
+from kafka_liveness_dagster.kafka.live.planner import Found, LiveLane
+from kafka_liveness_dagster.kafka.settings import LiveSettings
 
 AT = TopicPartition("orders", 3)
 WANTED = Wanted(500)

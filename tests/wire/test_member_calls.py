@@ -9,18 +9,17 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
-from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.fencing import FenceReason, RunState
 from kafka_liveness_dagster.core.member_state import CALLS, Commit, Leave, Serve, State
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.timeouts import Budget, derive
-from kafka_liveness_dagster.kafka import member as of_member
-from kafka_liveness_dagster.kafka import rebalance
-from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
-from kafka_liveness_dagster.kafka.link import RunLink
-from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.live import assignment as kafka_assignment
+from kafka_liveness_dagster.kafka.live import member as of_member
+from kafka_liveness_dagster.kafka.live.member import Member
+from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 KEPT, GOES = (TopicPartition("orders", p) for p in range(2))
 STATES = pytest.mark.parametrize("state", State, ids=lambda state: state.name.lower())
@@ -176,7 +175,7 @@ def test_a_rebalance_is_as_old_as_the_last_poll_that_found_nothing(made, monkeyp
     """One that called back may have left another, behind a message: it waits since before that poll."""
     member, client = made
     now, granted = [0.0], []
-    monkeypatch.setattr(rebalance, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(kafka_assignment, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def waits(may_wait):
         granted.append(False)

@@ -9,17 +9,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
-from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.fencing import FenceReason, RunState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.timeouts import Budget, derive
-from kafka_liveness_dagster.kafka import member as of_member
-from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, KafkaRefusedError
-from kafka_liveness_dagster.kafka.link import RunLink
-from kafka_liveness_dagster.kafka.member import Member
+from kafka_liveness_dagster.kafka.live import member as of_member
+from kafka_liveness_dagster.kafka.live.member import Member
+from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 KEPT, GOES = (TopicPartition("orders", p) for p in range(2))
 ARRIVALS = {KEPT: 1, GOES: 2}

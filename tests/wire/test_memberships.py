@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.heartbeat import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.link import RunLink, now_ms
-from kafka_liveness_dagster.kafka.memberships import Memberships
+from kafka_liveness_dagster.kafka.live.session import Memberships
+from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
 
 TIMEOUT_SECONDS = 20.0
 

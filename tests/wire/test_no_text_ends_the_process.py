@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from confluent_kafka import Consumer
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.limits import BrokerLimits
+from kafka_liveness_dagster.core.timeouts import BrokerLimits
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.admin import Cluster
 

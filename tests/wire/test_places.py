@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.heartbeat import RunState
+from kafka_liveness_dagster.core.fencing import RunState
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.run_marks import place_of, run_of_place
-from kafka_liveness_dagster.kafka.answers import GroupMember
-from kafka_liveness_dagster.kafka.config import LiveSettings
-from kafka_liveness_dagster.kafka.link import RunLink
-from kafka_liveness_dagster.kafka.places import place
+from kafka_liveness_dagster.core.run_ids import place_of, run_of_place
+from kafka_liveness_dagster.kafka.group_description import GroupMember
+from kafka_liveness_dagster.kafka.live.session import place
+from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.settings import LiveSettings
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 DEAD = place_of("0000beef", "00c0ffee")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.witnesses import DataExpiredError, PartitionFacts
-from kafka_liveness_dagster.kafka import processed as module
-from kafka_liveness_dagster.kafka.answers import Commit
-from kafka_liveness_dagster.kafka.processed import processed
+from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionFacts
+from kafka_liveness_dagster.kafka import timestamps as module
+from kafka_liveness_dagster.kafka.group_description import Commit
+from kafka_liveness_dagster.kafka.timestamps import processed
 
 AT = TopicPartition("orders", 3)
 

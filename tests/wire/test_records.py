@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.prefetch import Prefetch
-from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.kafka.records import OvertakenError, RecordReader
+from kafka_liveness_dagster.core.record_reader import Prefetch
+from kafka_liveness_dagster.kafka.record_reader import OvertakenError, RecordReader
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 PARTITIONS, RECORDS = 3, 200
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.errors import (
     AccessRefusedError,
     BrokerUnreachableError,
@@ -14,6 +13,7 @@ from kafka_liveness_dagster.kafka.errors import (
     is_passing,
     named,
 )
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 SILENCE = {
     KafkaError._TIMED_OUT: "sent, and no answer",

@@ -8,14 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import DoneLog, ExternalCommit, ForeignCommitError, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_metadata import (
+    DoneLog,
+    ExternalCommit,
+    ForeignCommitError,
+    LiveMark,
+    Mark,
+    Origin,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.witnesses import PartitionFacts
-from kafka_liveness_dagster.kafka import second_log
-from kafka_liveness_dagster.kafka.answers import Commit
-from kafka_liveness_dagster.kafka.config import KafkaSettings
+from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.kafka.catch_up import commit_log
+from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
-from kafka_liveness_dagster.kafka.second_log import SecondLog
+from kafka_liveness_dagster.kafka.group_description import Commit
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 AT = TopicPartition("orders", 3)
 LOG = logging.getLogger("kafka_liveness_dagster")
@@ -142,7 +149,7 @@ def test_the_second_log_is_a_group_of_its_own(monkeypatch):
     """In the live group a commit of crash lag would move the live lane."""
     configs = []
     client = SimpleNamespace(close=lambda: None, commit=lambda offsets, asynchronous: offsets)
-    monkeypatch.setattr(second_log, "made", lambda _kind, config: configs.append(config) or client)
+    monkeypatch.setattr(commit_log, "made", lambda _kind, config: configs.append(config) or client)
     SecondLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
     assert [config["group.id"] for config in configs] == ["orders-etl.catch-up"]
 

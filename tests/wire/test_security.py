@@ -8,8 +8,8 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.kafka.config import KafkaSettings
 from kafka_liveness_dagster.kafka.security import Security
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from kafka_liveness_dagster.spark.source import group_id
 
 LOGIN = {

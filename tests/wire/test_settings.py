@@ -7,16 +7,15 @@ import time
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
-from kafka_liveness_dagster.core.heartbeat import RunState
-from kafka_liveness_dagster.core.limits import BrokerLimits
-from kafka_liveness_dagster.core.timeouts import Budget, derive
+from kafka_liveness_dagster.core.fencing import RunState
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
-from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 from tests.timeouts import seconds
 
 

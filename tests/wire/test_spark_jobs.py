@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from kafka_liveness_dagster.spark import job as jobs
+from kafka_liveness_dagster.spark.connect import job as jobs
+from kafka_liveness_dagster.spark.connect.job import SparkJob
 from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkSilentError, SparkUnreachableError
-from kafka_liveness_dagster.spark.job import SparkJob
 from tests.wire.connect_server import Failure
 
 SECONDS = 10.0  # a wait this long is in vain

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.spark import session as sessions
+from kafka_liveness_dagster.spark.connect import session as sessions
+from kafka_liveness_dagster.spark.connect.connection import Line, line_of
+from kafka_liveness_dagster.spark.connect.session import connect, end
 from kafka_liveness_dagster.spark.errors import SparkSilentError
-from kafka_liveness_dagster.spark.line import Line, line_of
-from kafka_liveness_dagster.spark.session import connect, end
 
 SECONDS = 10.0  # a wait this long is in vain
 

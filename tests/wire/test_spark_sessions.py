@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import connect, end
 
 REDACTION = "spark.sql.redaction.string.regex"
 JAAS = "sasl.jaas.config\t\"org.apache.kafka.common.security.plain.PlainLoginModule required password='s3cr3t';\""

@@ -8,22 +8,23 @@ from contextlib import suppress
 import pytest
 from pyspark.sql.types import StructType
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.layout import Layout
+from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark import iceberg, sink
+from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.spark import sink
 from kafka_liveness_dagster.spark.errors import (
     RowsOutsideBatchError,
     StorageError,
     TableSchemaError,
     WriteConflictError,
 )
-from kafka_liveness_dagster.spark.iceberg import TableWrite, write
-from kafka_liveness_dagster.spark.inside import OUTSIDE, within
-from kafka_liveness_dagster.spark.ledger import Entry
-from kafka_liveness_dagster.spark.snapshots import Merge
+from kafka_liveness_dagster.spark.row_guard import OUTSIDE, within
 from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table import write as table_write
+from kafka_liveness_dagster.spark.table.commits import Merge
+from kafka_liveness_dagster.spark.table.ledger import Entry
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import TableWrite, write
 from tests.wire.connect_server import RECORDS, Failure, option
 
 SECONDS = 20.0  # a wait this long is in vain
@@ -53,7 +54,7 @@ def table(server):
 @pytest.fixture
 def no_pause(monkeypatch):
     """Attempts follow each other at once."""
-    monkeypatch.setattr(iceberg, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(table_write, "_PAUSE_SECONDS", 0.0)
 
 
 def frame_of(session):

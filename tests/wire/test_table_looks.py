@@ -6,11 +6,10 @@ import threading
 
 import pytest
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.ledger_text import encode
+from kafka_liveness_dagster.core.ledger import Account, encode
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.sensor import table_look
-from kafka_liveness_dagster.sensor.table_look import TableLook
+from kafka_liveness_dagster.sensor import table_ledger
+from kafka_liveness_dagster.sensor.table_ledger import TableLook
 from tests.remotes import spark_at
 from tests.wire.connect_server import RECORDS
 
@@ -24,13 +23,13 @@ QUERIED = {AT: Span(0, 12)}
 def forgotten(monkeypatch):
     """Nothing is kept from another test."""
     for kept in ("_sessions", "_silent_until", "_readings"):
-        monkeypatch.setattr(table_look, kept, {})
+        monkeypatch.setattr(table_ledger, kept, {})
 
 
 @pytest.fixture
 def short(monkeypatch):
     """A short time limit for each query."""
-    monkeypatch.setattr(table_look, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(table_ledger, "_ASK_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -114,10 +113,10 @@ def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch)
 
 def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):
     """Its server may have been restarted."""
-    monkeypatch.setattr(table_look, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(table_ledger, "_ASK_SECONDS", 0.2)
     server.falls_silent_at("`snapshots`")
     assert in_time(lambda: look().accounts(QUERIED)) is None
-    monkeypatch.setattr(table_look, "_ASK_SECONDS", SECONDS)
+    monkeypatch.setattr(table_ledger, "_ASK_SECONDS", SECONDS)
     server.talks_again()
     server.gives("`snapshots`", WRITTEN)
     assert look().accounts(QUERIED)[AT].done == (Span(7, 12),)

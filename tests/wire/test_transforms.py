@@ -6,9 +6,9 @@ import pytest
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.connect.session import connect, end
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
-from kafka_liveness_dagster.spark.session import connect, end
-from kafka_liveness_dagster.spark.transformed import Transformed
+from kafka_liveness_dagster.spark.transform import Transformed
 from tests.wire.connect_server import Failure, option
 
 BATCH = (OffsetRange("orders", 0, 7, 12),)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.maintenance import Maintenance
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.table import IcebergTable
 from tests.wire.connect_server import RECORDS
 
 QUOTED = "`lake`.`shop`.`orders`"

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.commit_log import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.ledger import Account
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_state import OtherTableError, PartitionFacts
 from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.witnesses import OtherTableError, PartitionFacts
-from kafka_liveness_dagster.kafka.view import GroupView
+from kafka_liveness_dagster.kafka.live.consumer import GroupView
 
 AT, TABLE = TopicPartition("orders", 3), "lake.shop.orders"
 ORIGIN = Origin(0)

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.kafka.view import GroupView
-from kafka_liveness_dagster.lanes import waiting
-from kafka_liveness_dagster.lanes.waiting import Waiting
+from kafka_liveness_dagster.kafka.live.consumer import GroupView
+from kafka_liveness_dagster.lanes import assignment_wait
+from kafka_liveness_dagster.lanes.assignment_wait import Waiting
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -49,7 +49,7 @@ def run(monkeypatch):
     """A run that may wait: its consumer, the time, and its tags."""
     run = SimpleNamespace(consumer=Consumer(), now=0.0, tags=[])
     storage = SimpleNamespace(log=Mock(), tag=lambda tags: run.tags.extend(tags.values()), is_behind=False)
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: run.now))
+    monkeypatch.setattr(assignment_wait, "time", SimpleNamespace(monotonic=lambda: run.now))
     run.goes_on = Waiting(run.consumer, storage).goes_on
     return run
 

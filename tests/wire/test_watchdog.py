@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from kafka_liveness_dagster.core.heartbeat import Away, FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.core.fencing import Away, FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
 from kafka_liveness_dagster.kafka.watchdog import RUN_STATE_SECONDS, Watchdog
 from tests.waiting import wait_for
 
@@ -21,8 +21,8 @@ PATIENCE = 60.0  # seconds
 HANG = 10 * PATIENCE
 ORPHAN = """
 import json, os, threading
-from kafka_liveness_dagster.core.heartbeat import PollTimer, RunState
-from kafka_liveness_dagster.kafka.link import RunLink, now_ms
+from kafka_liveness_dagster.core.fencing import PollTimer, RunState
+from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
 
 asked, enough, parent = [], threading.Event(), os.getppid()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table.write import write
 from tests.waiting import wait_for
 from tests.world.one_group import SECONDS, join
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import Mark
+from kafka_liveness_dagster.core.commit_metadata import Mark
 from tests.history.checker import check
 from tests.history.observer import Observer
 from tests.timeouts import be_patient

@@ -20,7 +20,7 @@ from dagster._core.storage.tags import BACKFILL_ID_TAG
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.kafka.second_log import SecondLog
+from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.remotes import spark_at
 from tests.waiting import wait_for

@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 
-from kafka_liveness_dagster.spark.line import line_of
-from kafka_liveness_dagster.spark.session import end
+from kafka_liveness_dagster.spark.connect.connection import line_of
+from kafka_liveness_dagster.spark.connect.session import end
 from tests.timeouts import connect
 
 ENDED, MOST = "its session is ended", 60

@@ -20,11 +20,11 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.failpoints import VARIABLE
-from kafka_liveness_dagster.kafka.witness import witnessed
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.ledger import TableLedger
+from kafka_liveness_dagster.kafka.partition_states import witnessed
 from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 from tests.remotes import spark_at
 from tests.timeouts import seconds
 from tests.waiting import wait_for

@@ -9,7 +9,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.table.write import write
 from tests.remotes import spark_at
 
 SIZE = 20
@@ -45,7 +45,7 @@ class LiveRuns:
         with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
             instance.get_runs()  # makes its tables, for those who ask meanwhile
             self.instance = instance
-            with patch("kafka_liveness_dagster.lanes.batch_lines.EVERY_SECONDS", 0.0):
+            with patch("kafka_liveness_dagster.lanes.batch_reporting.EVERY_SECONDS", 0.0):
                 run = job.execute_in_process(instance=instance, raise_on_error=False)
             self.events = instance.all_logs(run.run_id)
             self.tags = instance.get_run_by_id(run.run_id).tags

@@ -15,7 +15,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.table.write import write
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 

@@ -11,7 +11,7 @@ import sys
 import dagster as dg
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.spark import session
+from kafka_liveness_dagster.spark.connect import session
 from tests.remotes import spark_at
 from tests.timeouts import be_patient
 from tests.world.declared import made

@@ -12,7 +12,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from pyspark.sql import functions as F  # noqa: N812 - as everybody does
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.table.write import write
 from tests.remotes import spark_at
 from tests.waiting import wait_for
 

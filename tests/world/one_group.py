@@ -9,7 +9,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from tests.timeouts import seconds
 from tests.waiting import wait_for

@@ -13,9 +13,9 @@ import pytest
 import trustme
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
-from kafka_liveness_dagster.embedded import jars, process
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.embedded import jars, processes
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
 from tests.waiting import wait_for
 
 USER, PASSWORD = "etl", "s3cr3t-of-the-registry"
@@ -50,14 +50,14 @@ def started(folder):
     own.private_key_pem.write_to_path(folder / "key.pem")
     (folder / "cert.pem").write_bytes(b"".join(pem.bytes() for pem in own.cert_chain_pems))
     port = free_port()
-    launch = process.Launch(_command(folder, port), folder, dict(os.environ))
-    child = process.start(launch, folder / "registry.log")
+    launch = processes.Launch(_command(folder, port), folder, dict(os.environ))
+    child = processes.start(launch, folder / "registry.log")
     try:
         _wait(child, port, folder)
         yield Running(f"https://{LOOPBACK}:{port}/apis/ccompat/v7", str(folder / "ca.pem"))
     finally:
         if child.poll() is None:
-            process.end([psutil.Process(child.pid)])
+            processes.end([psutil.Process(child.pid)])
 
 
 def _command(folder, port):
@@ -85,10 +85,10 @@ def _wait(child, port, folder):
     log = folder / "registry.log"
 
     def is_up():
-        assert child.poll() is None, process.last_lines(log)
+        assert child.poll() is None, processes.last_lines(log)
         return answers(port)
 
-    wait_for(is_up, what="the registry answers", details=lambda: process.last_lines(log), pause=0.05)
+    wait_for(is_up, what="the registry answers", details=lambda: processes.last_lines(log), pause=0.05)
 
 
 def _archive():

@@ -21,9 +21,9 @@ import requests
 from confluent_kafka.admin import AdminClient, NewTopic
 from dagster_graphql import DagsterGraphQLClient
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.run_ids import run_mark
 from tests.timeouts import set_timeouts
 from tests.waiting import wait_for
 from tests.world.chaos import (

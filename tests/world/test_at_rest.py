@@ -8,7 +8,7 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.listening import FETCH_MS
+from kafka_liveness_dagster.kafka.live.data_listener import FETCH_MS
 from tests.world.one_group import SECONDS
 
 

@@ -17,8 +17,8 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.spark.iceberg import write
 from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table.write import write
 from tests.remotes import spark_at
 from tests.waiting import PATIENCE, wait_for
 from tests.world.one_group import SECONDS

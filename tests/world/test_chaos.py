@@ -7,10 +7,10 @@ import time
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.processes import Word
-from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.runs.signs import word_of
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.process_status import Word
+from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.runs.heartbeat import word_of
 from kafka_liveness_dagster.runs.tags import sign_of
 from tests.waiting import wait_for
 from tests.world.chaos import FIRST, LAST, LONG

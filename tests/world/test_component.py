@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
-from kafka_liveness_dagster.spark.query import query
+from kafka_liveness_dagster.spark.sql_transform import query
 
 PAGE = Path(__file__).parents[2] / "docs" / "component.md"
 PARTITIONS, OFFSETS = 2, 30

@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.witnesses import DataExpiredError
-from kafka_liveness_dagster.kafka import findings
-from kafka_liveness_dagster.kafka.catch_up import PausedPartitionError
+from kafka_liveness_dagster.core.partition_state import DataExpiredError
+from kafka_liveness_dagster.kafka.catch_up.consumer import PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.live import planner
 from kafka_liveness_dagster.runs.tags import lane_tags
 from tests.waiting import wait_for
 from tests.world.one_group import NO_SPARK, SECONDS, join
@@ -421,7 +421,7 @@ def test_no_more_ranges_are_owed_than_chosen(crashed, caplog):
     with w.live(crash_lag=kl.CrashLag(max_ranges=1)) as consumer:
         assert w.spans(consumer.poll(SECONDS).ranges) == [(140, 190)]
         assert (consumer.jumped, w.spans(consumer.owed(w.topic, 3))) == ([], [(70, 120)])
-    assert findings.IN_ORDER % f"{w.tp} at 140" in caplog.text
+    assert planner.IN_ORDER % f"{w.tp} at 140" in caplog.text
 
 
 def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, caplog):
@@ -443,7 +443,7 @@ def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, cap
         consumer.commit(batch)
         assert consumer.jumped == []
         assert w.first_log()[1].owed == owed
-    assert findings.IN_ORDER % f"{w.tp} at 2000" in caplog.text
+    assert planner.IN_ORDER % f"{w.tp} at 2000" in caplog.text
 
 
 # --- partitions that are added --------------------------------------------------------------------------------------

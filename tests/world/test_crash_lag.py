@@ -7,17 +7,17 @@ import threading
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import ForeignCommitError, Mark
+from kafka_liveness_dagster.core.commit_metadata import ForeignCommitError, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.witnesses import TopicRecreatedError
+from kafka_liveness_dagster.core.partition_state import TopicRecreatedError
+from kafka_liveness_dagster.kafka.catch_up.commit_log import NotOwedError
 from kafka_liveness_dagster.kafka.errors import (
     BrokerUnreachableError,
     CommitRefusedError,
     FencedError,
     TopicNotFoundError,
 )
-from kafka_liveness_dagster.kafka.second_log import NotOwedError
 from tests.waiting import seconds_until, wait_for
 from tests.world.one_group import SECONDS, SESSION, join
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.core import commit_log
+from kafka_liveness_dagster.core import commit_metadata
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.failpoints import Failpoint
 from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkUnreachableError, TransformError
@@ -158,7 +158,7 @@ def test_what_the_commit_has_no_room_for_is_named_before_anything_is_passed(make
     """As many debts as a commit holds, and one more."""
     world = make()
     world.produce(FIRST_AND_LAST)
-    monkeypatch.setattr(commit_log, "MAX_METADATA_BYTES", 50)
+    monkeypatch.setattr(commit_metadata, "MAX_METADATA_BYTES", 50)
     error = world.live()
     assert isinstance(error, BadRecordError)
     assert "owes too many ranges" in str(error)

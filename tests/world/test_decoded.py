@@ -25,12 +25,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.kafka import registry_settings
-from kafka_liveness_dagster.spark import messages as message_reader
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.session import connect, end
+from kafka_liveness_dagster.kafka import schema_registry_settings
+from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.decode import protobuf_udf as message_reader
 from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.transformed import Transformed
+from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.transform import Transformed
 from tests.world.lettered import Lettered
 from tests.world.schema_registry import PASSWORD, USER, started
 
@@ -66,7 +66,7 @@ def registry(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def patient_registry(monkeypatch):
     """Let a cold registry on a busy machine take its time."""
-    monkeypatch.setitem(registry_settings.WAITS, "timeout", 60)
+    monkeypatch.setitem(schema_registry_settings.WAITS, "timeout", 60)
 
 
 @pytest.fixture
@@ -450,7 +450,7 @@ def test_a_registry_that_is_away_or_refuses_is_named(registry, batch, tmp_path):
 
 def test_a_registry_that_never_answers_ends_by_itself(batch, monkeypatch):
     """It takes the connection and is silent."""
-    monkeypatch.setitem(registry_settings.WAITS, "timeout", 0.2)
+    monkeypatch.setitem(schema_registry_settings.WAITS, "timeout", 0.2)
     with ThreadingHTTPServer(("127.0.0.1", 0), _NoRegistry) as silent:  # nobody serves: the backlog accepts
         url = f"http://127.0.0.1:{silent.server_port}"
         with pytest.raises(kl.RegistryUnreachableError, match=r"in 3 attempts of 0\.2 s"):

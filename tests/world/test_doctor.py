@@ -18,13 +18,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.core.checkup import Outcome
+from kafka_liveness_dagster.doctor import spark_facts
+from kafka_liveness_dagster.doctor.catalog_probe import probe
+from kafka_liveness_dagster.doctor.rules import Outcome
 from kafka_liveness_dagster.embedded import services as embedded
-from kafka_liveness_dagster.embedded.jars import resolve
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.spark import checkup
-from kafka_liveness_dagster.spark.catalog_probe import probe
-from kafka_liveness_dagster.spark.session import end
+from kafka_liveness_dagster.embedded.jars import find_java, resolve
+from kafka_liveness_dagster.spark.connect.session import end
 from tests.timeouts import connect, seconds, set_timeouts
 from tests.waiting import wait_for
 
@@ -55,7 +54,7 @@ def doctor(services_with_own_broker, monkeypatch):
     """What is told by ``kafka-liveness doctor``: the exit code, and by area and check what is not well."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     for name in ("_SERVER_SECONDS", "_CATALOG_SECONDS", "_PROBE_SECONDS"):
-        monkeypatch.setattr(f"kafka_liveness_dagster.cli.checkup.{name}", 300.0)
+        monkeypatch.setattr(f"kafka_liveness_dagster.doctor.checkup.{name}", 300.0)
     services = services_with_own_broker
     where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]
 
@@ -261,5 +260,5 @@ def test_a_probe_reports_what_a_catalog_does_otherwise(services):
 
 def test_a_class_that_is_not_there_is_an_answer(spark, capfd):
     """Nothing is printed of it; pyspark alone would print a page of JSON."""
-    assert checkup._of_java(spark, "no.such.Class", "version") is None
+    assert spark_facts._of_java(spark, "no.such.Class", "version") is None
     assert capfd.readouterr() == ("", "")

@@ -16,7 +16,7 @@ from tests.remotes import spark_at
 from tests.timeouts import be_patient
 from tests.world import functions_of_the_users as functions
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.transformed import Transformed
+from kafka_liveness_dagster.spark.transform import Transformed
 be_patient()
 servers, remote, topic, which = sys.argv[1:]
 kafka, spark = kl.KafkaLivenessResource(bootstrap_servers=servers), spark_at(remote)

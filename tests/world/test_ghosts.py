@@ -15,15 +15,15 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core import ghosts as core_ghosts
-from kafka_liveness_dagster.core.heartbeat import RunState
-from kafka_liveness_dagster.core.processes import Place, Process, Sign
-from kafka_liveness_dagster.core.run_marks import run_mark
-from kafka_liveness_dagster.kafka.link import RunLink
+from kafka_liveness_dagster.core import orphaned_runs as core_ghosts
+from kafka_liveness_dagster.core.fencing import RunState
+from kafka_liveness_dagster.core.process_status import Place, Process, Sign
+from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.kafka.run_context import RunLink
 from kafka_liveness_dagster.resources import kafka as resources
-from kafka_liveness_dagster.runs import host
+from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import AWAY_TAG, PROCESS_TAG, lane_tags
-from kafka_liveness_dagster.sensor import runs_seen
+from kafka_liveness_dagster.sensor import observation
 from kafka_liveness_dagster.sensor import sensor as sensors
 from tests.world.one_group import join
 from tests.world.test_sensor_requests import FAILURE, STARTED, Desk
@@ -46,7 +46,7 @@ def clock(monkeypatch):
     def put_on(seconds):
         now[0] += seconds
 
-    for module in (sensors, runs_seen):
+    for module in (sensors, observation):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
     return put_on
 
@@ -97,7 +97,7 @@ def killed(process):
 def test_a_live_run_that_was_killed_with_its_dagster(crashed, instance, worker, clock):
     """The next one is asked for at once; at the second look the dead one is failed, and says why."""
     desk = Ghostly(crashed, instance)
-    process = host.process(worker.pid)
+    process = proc.process(worker.pid)
     run = desk.works("live", process)
     assert desk.looks(clock, 270, alive=[(run, process)]) == [], "a slow start"
     killed(worker)
@@ -114,7 +114,7 @@ def test_a_live_run_that_was_killed_with_its_dagster(crashed, instance, worker, 
 def test_a_run_whose_other_steps_go_on_is_no_live_run_and_no_ghost(crashed, instance, worker, clock):
     """Its live step has left the group, and the steps that depend on it take an hour; until its process is gone."""
     desk = Ghostly(crashed, instance, sensor=kl.Sensor(fail_ghost_runs=True))
-    process = host.process(worker.pid)
+    process = proc.process(worker.pid)
     run = desk.works("live", process)
     instance.add_run_tags(run, {PROCESS_TAG: Sign(run_mark(run), None, process, is_over=True).encode()})
     assert desk.wanted() == [(LIVE, None)], "there is lag, and no live run"
@@ -129,7 +129,7 @@ def test_a_run_whose_other_steps_go_on_is_no_live_run_and_no_ghost(crashed, inst
 def test_it_is_failed_at_whichever_look_dagster_takes_it(crashed, instance, worker, clock, capfd):
     """Its storage was away: the successor is asked for all the same, and the end is told later, once."""
     desk = Ghostly(crashed, instance)
-    run = desk.works("live", host.process(worker.pid))
+    run = desk.works("live", proc.process(worker.pid))
     killed(worker)
     with pytest.MonkeyPatch.context() as away:
         away.setattr(type(instance), "report_run_failed", lambda *_: 1 / 0)
@@ -145,7 +145,7 @@ def test_it_is_failed_at_whichever_look_dagster_takes_it(crashed, instance, work
 def test_a_run_that_was_killed_while_it_was_canceled_is_canceled(crashed, instance, worker, clock):
     """What its user wanted has come to pass."""
     desk = Ghostly(crashed, instance)
-    run = desk.works("live", host.process(worker.pid))
+    run = desk.works("live", proc.process(worker.pid))
     instance.report_run_canceling(instance.get_run_by_id(run))
     assert desk.wanted() == []
     killed(worker)
@@ -171,7 +171,7 @@ def test_a_run_whose_worker_never_came_up(crashed, instance, clock):
 def test_an_older_ghost_than_all_the_runs_that_are_looked_at(world, instance, worker, clock):
     """Twenty runs have ended since: it took a place from all of them."""
     desk = Ghostly(world, instance, sensor=kl.Sensor(max_live_runs=2))
-    run = desk.works("live", host.process(worker.pid))
+    run = desk.works("live", proc.process(worker.pid))
     job, tags = desk.defs.resolve_job_def(LIVE), lane_tags(world.group, "live")
     for _ in range(21):
         instance.create_run_for_job(job, tags=tags, status=dg.DagsterRunStatus.CANCELED)
@@ -239,7 +239,7 @@ def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashe
         pool = desk.asset.crash_lag.op.pool
         slots = instance.event_log_storage
         slots.set_concurrency_slots(pool, 1)
-        process = host.process(worker.pid)
+        process = proc.process(worker.pid)
         run = desk.works("catch-up", process, **{"dagster/partition": key})
         assert slots.claim_concurrency_slot(pool, run, "orders_crash_lag").is_claimed
         waiting = desk.run("catch-up", FAILURE)
@@ -248,7 +248,7 @@ def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashe
         assert desk.looks(clock, 7_200, every=600, alive=[(run, process)]) == [], "it has been catching up for hours"
         killed(worker)
         assert desk.looks(clock, 5, every=5) == [(CATCH_UP, key)]
-        successor = desk.works("catch-up", host.process(os.getpid()), **{"dagster/partition": key})
+        successor = desk.works("catch-up", proc.process(os.getpid()), **{"dagster/partition": key})
         assert desk.looks(clock, 5, every=5) == []
         assert desk.status(run) is FAILURE
         assert slots.claim_concurrency_slot(pool, successor, "orders_crash_lag").is_claimed
@@ -262,7 +262,7 @@ def test_a_slot_that_a_finished_run_left_taken_is_given_back(crashed, instance, 
         desk.tick()
         pool, slots = desk.asset.crash_lag.op.pool, instance.event_log_storage
         slots.set_concurrency_slots(pool, 2)
-        dead, alive = desk.run("catch-up", FAILURE), desk.works("catch-up", host.process(os.getpid()))
+        dead, alive = desk.run("catch-up", FAILURE), desk.works("catch-up", proc.process(os.getpid()))
         for run in (dead, alive):
             assert slots.claim_concurrency_slot(pool, run, "orders_crash_lag").is_claimed
         desk.tick()

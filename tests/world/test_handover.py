@@ -9,8 +9,8 @@ from contextlib import nullcontext
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.commit_metadata import LiveMark
+from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites

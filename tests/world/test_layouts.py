@@ -11,13 +11,13 @@ from itertools import count
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
-from kafka_liveness_dagster.core.layout import BY_KAFKA_PARTITION, Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION, Layout
+from kafka_liveness_dagster.spark.connect.session import end
 from kafka_liveness_dagster.spark.errors import TableSchemaError
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.session import end
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 from tests.timeouts import connect
 from tests.waiting import PATIENCE, wait_for
 

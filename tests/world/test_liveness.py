@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError

@@ -14,12 +14,12 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.maintenance import Maintenance
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 from tests.remotes import spark_at
 from tests.waiting import wait_for
 from tests.world.live_runs import LiveRuns

@@ -125,7 +125,7 @@ def test_a_run_that_only_recovers_rows_materializes_the_asset(found, produce, sp
             raise RuntimeError("ended here")
 
     with monkeypatch.context() as patch:
-        patch.setattr("kafka_liveness_dagster.spark.iceberg.failpoint", ends_here)
+        patch.setattr("kafka_liveness_dagster.spark.table.write.failpoint", ends_here)
         ended, _ = found.run(found.rows_of)
     assert not ended.success
     assert (found.committed(), len(rows(found.table))) == (2 * SIZE, 3 * SIZE)

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from kafka_liveness_dagster.embedded.ports import free_port
+from kafka_liveness_dagster.embedded.processes import free_port
 from kafka_liveness_dagster.telemetry import metrics
 from kafka_liveness_dagster.telemetry.metrics import METRICS
 from tests.receiver import over_http, plain

@@ -11,21 +11,20 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
-from kafka_liveness_dagster.core.heartbeat import FenceReason, RunState
-from kafka_liveness_dagster.core.limits import BrokerLimits, GroupTimeouts
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.fencing import FenceReason, RunState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.run_marks import place_of, run_of_place
-from kafka_liveness_dagster.core.timeouts import Budget, derive
-from kafka_liveness_dagster.kafka import member as of_member
+from kafka_liveness_dagster.core.run_ids import place_of, run_of_place
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, GroupTimeouts, derive
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.config import KafkaSettings, LiveSettings
-from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, KafkaRefusedError, TopicNotFoundError
-from kafka_liveness_dagster.kafka.link import RunLink
-from kafka_liveness_dagster.kafka.member import Member
-from kafka_liveness_dagster.kafka.rebalance import answer_what_is_pending
+from kafka_liveness_dagster.kafka.live import member as of_member
+from kafka_liveness_dagster.kafka.live.assignment import answer_what_is_pending
+from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.live.member import Member
+from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 from tests.waiting import wait_for
 
 PARTITIONS = range(4)

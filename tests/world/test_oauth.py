@@ -18,10 +18,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.embedded import broker, process, state
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from kafka_liveness_dagster.embedded import kafka as embedded_kafka
+from kafka_liveness_dagster.embedded import processes, state
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError, BrokerUnreachableError
-from kafka_liveness_dagster.spark import session as spark_session
+from kafka_liveness_dagster.spark.connect import session as spark_session
 from kafka_liveness_dagster.spark.source import read
 from tests.timeouts import seconds
 from tests.waiting import wait_for
@@ -42,7 +43,7 @@ class Guarded:
     def __init__(self, folder, tokens):
         self.tokens, self.home, self.port, self.admin_port = tokens, folder / "home", free_port(), free_port()
         state.create_home(self.home)
-        launch = broker.launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
+        launch = embedded_kafka.launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
         file = self.home / "kafka" / "server.properties"
         told = file.read_text()
         for name in ("listeners", "advertised.listeners"):
@@ -60,17 +61,17 @@ listener.name.tokens.sasl.enabled.mechanisms=OAUTHBEARER
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={tokens.keys_url}"
         java, *rest = launch.command
         log = self.home / "logs" / "kafka.log"
-        self.child = process.start(replace(launch, command=(java, allowed, *rest)), log)
+        self.child = processes.start(replace(launch, command=(java, allowed, *rest)), log)
 
         def answers():
-            assert self.child.poll() is None, process.last_lines(log)
-            return broker.is_ready(self.admin_port)
+            assert self.child.poll() is None, processes.last_lines(log)
+            return embedded_kafka.is_ready(self.admin_port)
 
-        wait_for(answers, what="the broker answers", details=lambda: process.last_lines(log), pause=0.05)
+        wait_for(answers, what="the broker answers", details=lambda: processes.last_lines(log), pause=0.05)
         self.admin = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{self.admin_port}", "log_level": 0})
 
     def stop(self):
-        process.end([psutil.Process(self.child.pid)])
+        processes.end([psutil.Process(self.child.pid)])
 
     def resource(self, **over):
         """What docs/security.md shows, with a value of ours for each field that a test changes."""

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
-from kafka_liveness_dagster.core.run_marks import run_mark
+from kafka_liveness_dagster.core.run_ids import run_mark
 from tests.waiting import wait_for
 from tests.world.power_loss import DagsterDev, pipeline
 

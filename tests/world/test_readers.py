@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.core.layout import DEFAULT, Layout
-from kafka_liveness_dagster.spark.session import end
+from kafka_liveness_dagster.core.table_layout import DEFAULT, Layout
+from kafka_liveness_dagster.spark.connect.session import end
 from tests.timeouts import connect
 from tests.world import foreign_reader
 from tests.world.long_past import BACKFILLED, BEFORE, NOW, PARTITIONS, LongPast, written_twice

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.fairness import Batch
-from kafka_liveness_dagster.core.witnesses import DataExpiredError
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.records import OvertakenError
+from kafka_liveness_dagster.kafka.record_reader import OvertakenError
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 from tests.world.both_lanes import await_log_end

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.table_layout import Layout
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError, StorageError, TableSchemaError
-from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.table.write import write
 from tests.timeouts import connect
 
 BATCH = (OffsetRange("orders", 3, 0, 5),)

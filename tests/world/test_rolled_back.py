@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.witnesses import RowsMissingError
+from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.world.forgetful import CrashError, Forgetful, kept
 

@@ -38,10 +38,11 @@ from dagster._serdes import serialize_value
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.embedded import broker, process, state
-from kafka_liveness_dagster.embedded.ports import LOOPBACK, free_port
+from kafka_liveness_dagster.embedded import kafka as embedded_kafka
+from kafka_liveness_dagster.embedded import processes, state
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError
-from kafka_liveness_dagster.spark import session as spark_session
+from kafka_liveness_dagster.spark.connect import session as spark_session
 from kafka_liveness_dagster.spark.source import read
 from tests.timeouts import seconds
 from tests.waiting import wait_for
@@ -82,7 +83,7 @@ class Secured:
         self._start()
 
     def stop(self):
-        process.end([psutil.Process(self.child.pid)])
+        processes.end([psutil.Process(self.child.pid)])
 
     def file(self, name, content):
         path = self.folder / name
@@ -143,7 +144,7 @@ class Secured:
 
     def _configure(self, sasl, mutual):
         state.create_home(self.home)
-        self.launch = broker.launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
+        self.launch = embedded_kafka.launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
         file = self.home / "kafka" / "server.properties"
         told = file.read_text()
         listeners = f",SASL://{LOOPBACK}:{sasl},MUTUAL://{LOOPBACK}:{mutual}"
@@ -165,13 +166,13 @@ super.users=User:ANONYMOUS
 
     def _start(self):
         log = self.home / "logs" / "kafka.log"
-        self.child = process.start(self.launch, log)
+        self.child = processes.start(self.launch, log)
 
         def answers():
-            assert self.child.poll() is None, process.last_lines(log)
-            return broker.is_ready(self.admin_port)
+            assert self.child.poll() is None, processes.last_lines(log)
+            return embedded_kafka.is_ready(self.admin_port)
 
-        wait_for(answers, what="the broker answers", details=lambda: process.last_lines(log), pause=0.05)
+        wait_for(answers, what="the broker answers", details=lambda: processes.last_lines(log), pause=0.05)
 
     def _users(self):
         scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)

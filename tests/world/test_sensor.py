@@ -14,9 +14,9 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_log import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.run_marks import run_mark, run_of_client, run_of_place
+from kafka_liveness_dagster.core.run_ids import run_mark, run_of_client, run_of_place
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.event_detection import changes
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.heartbeat import FenceReason
-from kafka_liveness_dagster.core.watch import changes
+from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.sensor.look import GroupLook
+from kafka_liveness_dagster.sensor.observation import GroupLook
 from tests.chaos.services import Broker
 from tests.timeouts import set_timeouts
 from tests.waiting import wait_for

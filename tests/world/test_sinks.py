@@ -16,10 +16,10 @@ from pyspark.errors import AnalysisException
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.inside import OUTSIDE
+from kafka_liveness_dagster.spark.row_guard import OUTSIDE
 from kafka_liveness_dagster.spark.sink import replace
 from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table.write import write
 from tests.remotes import spark_at
 from tests.timeouts import connect
 from tests.waiting import wait_for

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.batch_sizer import PoisonedOffsetError
-from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
 from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table.write import write
 from tests.remotes import spark_at
 from tests.timeouts import connect, seconds
 
@@ -89,7 +89,7 @@ def world(services, make_topic, produce, table, budget):
 
 def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     """A batch of more than two offsets hangs: four are too many, two are not, and all end in the table."""
-    monkeypatch.setattr("kafka_liveness_dagster.lanes.batch_lines.TELL_EVERY_SECONDS", 1.0)
+    monkeypatch.setattr("kafka_liveness_dagster.lanes.batch_reporting.TELL_EVERY_SECONDS", 1.0)
     asset = world.asset(slow_if(MORE_THAN_TWO))
     run = world.run(asset)
     assert run.success, run.failure_data_for_node("orders").error.cause
@@ -105,7 +105,7 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
 @pytest.mark.parametrize("slow", ["transform", pytest.param("sink", marks=pytest.mark.certify)])
 def test_what_is_slow_in_python_comes_again_at_half_its_size_too(world, rows, budget, monkeypatch, slow):
     """It asks nothing of Spark for longer than a cancelled batch may take to end: no fault of Spark's."""
-    monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.GIVE_UP_SECONDS", 0.5)
     calls = []
 
     def work():

@@ -12,16 +12,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import LongType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.counting import RowSums
+from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.spark.connect.connection import Line
+from kafka_liveness_dagster.spark.error_classification import is_missing
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError, WriteConflictError
-from kafka_liveness_dagster.spark.failed import is_missing
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.inside import inside
-from kafka_liveness_dagster.spark.line import Line
+from kafka_liveness_dagster.spark.row_count import RowSums
+from kafka_liveness_dagster.spark.row_guard import inside
 from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 from tests.timeouts import connect
 
 

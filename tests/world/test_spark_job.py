@@ -20,10 +20,10 @@ import pytest
 from pyspark.sql.connect.proto import base_pb2 as pb2
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.spark.connect.job import SparkJob, now_ms
 from kafka_liveness_dagster.spark.errors import SparkCancelledError
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.job import SparkJob, now_ms
 from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table.write import write
 from tests.timeouts import connect
 from tests.waiting import PATIENCE, wait_for
 
@@ -154,7 +154,7 @@ def test_cancelling_one_job_leaves_every_other_alone(own, spark, services, make_
 
 def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypatch):
     """Its thread works in Python for longer than a cancel waits: Spark owes nothing, and its connection stays."""
-    monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.GIVE_UP_SECONDS", 0.5)
     job, at_work, goes_on = SparkJob(own), threading.Event(), threading.Event()
 
     def work():
@@ -197,8 +197,8 @@ def test_only_an_answer_that_is_owed_all_the_time_gives_a_job_up(own, monkeypatc
             self.is_cut = True
 
     line = Line()
-    monkeypatch.setattr("kafka_liveness_dagster.spark.job.GIVE_UP_SECONDS", 0.2)
-    monkeypatch.setattr("kafka_liveness_dagster.spark.job.line_of", lambda _session: line)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.line_of", lambda _session: line)
     with pytest.raises(SparkCancelledError), SparkJob(own) as job:
         assert not job.cancel(0)
         wait_for(lambda: line.is_cut or line.looks > 3 * len(at_work))
@@ -297,7 +297,7 @@ ZOMBIE = """
 import sys
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.iceberg import write
+from kafka_liveness_dagster.spark.table.write import write
 from kafka_liveness_dagster.spark.source import read
 from tests.timeouts import connect
 

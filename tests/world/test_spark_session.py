@@ -21,16 +21,16 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.embedded import services as embedded
-from kafka_liveness_dagster.spark import session as sessions
+from kafka_liveness_dagster.spark.connect import session as sessions
+from kafka_liveness_dagster.spark.connect.job import SparkJob
+from kafka_liveness_dagster.spark.connect.session import connect as connect_at_once
+from kafka_liveness_dagster.spark.connect.session import end
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.job import SparkJob
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.session import connect as connect_at_once
-from kafka_liveness_dagster.spark.session import end
 from kafka_liveness_dagster.spark.sink import replace
-from kafka_liveness_dagster.spark.table import IcebergTable
-from kafka_liveness_dagster.spark.transformed import Transformed
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.transform import Transformed
 from tests.remotes import spark_at
 from tests.timeouts import CONNECT_SECONDS, connect, seconds
 from tests.waiting import wait_for

@@ -10,8 +10,8 @@ import pytest
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.embedded import services as embedded
-from kafka_liveness_dagster.embedded.java import find_java
-from kafka_liveness_dagster.spark.session import connect
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.spark.connect.session import connect
 from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, SMALL, parallelism, read
 from tests.conftest import SPARK_SLOTS
 from tests.waiting import wait_for

@@ -258,7 +258,7 @@ def test_json_is_one_object(owing, run):
 
 def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
     """Each look is shown; Ctrl-C ends it without an error."""
-    from kafka_liveness_dagster.cli import status_shown  # noqa: PLC0415
+    from kafka_liveness_dagster.cli import status_output  # noqa: PLC0415
 
     waited = []
 
@@ -268,7 +268,7 @@ def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
         if len(waited) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(status_shown.time, "sleep", wait)
+    monkeypatch.setattr(status_output.time, "sleep", wait)
     told = run("status", owing.group, "--watch", 5)
     assert (told.exit_code, waited) == (0, [5.0, 5.0])
     assert "lag 10, 50 offsets pending" in told.stdout

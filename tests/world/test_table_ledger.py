@@ -6,17 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.accounts import Account
-from kafka_liveness_dagster.core.ledger_text import LedgerError
+from kafka_liveness_dagster.core.ledger import Account, LedgerError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.witnesses import RowsMissingError
-from kafka_liveness_dagster.sensor import table_look
-from kafka_liveness_dagster.sensor.table_look import TableLook
-from kafka_liveness_dagster.spark import ledger
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.summaries import newest
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.core.partition_state import RowsMissingError
+from kafka_liveness_dagster.sensor import table_ledger
+from kafka_liveness_dagster.sensor.table_ledger import TableLook
+from kafka_liveness_dagster.spark.table import ledger
+from kafka_liveness_dagster.spark.table.ledger import TableLedger, newest
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import write
 
 TP = TopicPartition("orders", 0)
 
@@ -107,7 +105,7 @@ def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
 
 def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_looks(spark, table, monkeypatch):
     """A process looks now and then; what was current when it wrote in between was current too."""
-    monkeypatch.setattr("kafka_liveness_dagster.spark.ledger._LOOK_SHARE", 1e-6)  # the next look is the one below
+    monkeypatch.setattr("kafka_liveness_dagster.spark.table.ledger._LOOK_SHARE", 1e-6)  # the next look is the one below
     lane = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, lane, 0, 10)
     lane.accounts([TP])
@@ -171,7 +169,7 @@ def test_a_look_reads_the_history_only_where_somebody_has_written_since(spark, t
     """The sensor's looks: of a table that is at rest each is one question; one that was set back says what it has."""
     read = []
     monkeypatch.setattr(ledger, "newest", lambda *asked: read.append(asked) or newest(*asked))
-    monkeypatch.setattr(table_look, "_readings", {})
+    monkeypatch.setattr(table_ledger, "_readings", {})
 
     def looked():
         look = TableLook(table, SimpleNamespace(running=lambda: "sc://here"))

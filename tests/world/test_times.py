@@ -7,8 +7,8 @@ from confluent_kafka import Producer
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.config import KafkaSettings
-from kafka_liveness_dagster.kafka.times import seconds_behind
+from kafka_liveness_dagster.kafka.settings import KafkaSettings
+from kafka_liveness_dagster.kafka.timestamps import seconds_behind
 
 THEN = 1_700_000_000_000
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
-from kafka_liveness_dagster.kafka.times import held_back
+from kafka_liveness_dagster.kafka.timestamps import held_back
 from tests.remotes import spark_at
 from tests.waiting import wait_for
 from tests.world.both_lanes import Tables, await_log_end, owe_everything, records

@@ -14,8 +14,9 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.layout import Layout
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.spark.connect.job import SparkJob
 from kafka_liveness_dagster.spark.errors import (
     KafkaSourceError,
     RowsOutsideBatchError,
@@ -24,11 +25,10 @@ from kafka_liveness_dagster.spark.errors import (
     TransformError,
     UnreadableRecordError,
 )
-from kafka_liveness_dagster.spark.iceberg import write
-from kafka_liveness_dagster.spark.job import SparkJob
-from kafka_liveness_dagster.spark.query import query
 from kafka_liveness_dagster.spark.sink import replace
-from kafka_liveness_dagster.spark.transformed import Transformed
+from kafka_liveness_dagster.spark.sql_transform import query
+from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.transform import Transformed
 from tests.timeouts import connect
 
 LONG_MAX = 2**63 - 1

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.witnesses import OtherGroupError
-from kafka_liveness_dagster.spark.iceberg import TableWrite, write
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.core.partition_state import OtherGroupError
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.table import IcebergTable
+from kafka_liveness_dagster.spark.table.write import TableWrite, write
 from tests.world.forgetful import Forgetful, kept
 
 
@@ -25,7 +25,7 @@ def world(services, produce, rows, warm_spark):
 @pytest.fixture(autouse=True)
 def _two_instances(monkeypatch):
     """The assets of two Dagster instances are never in one process, where loading the second one would be refused."""
-    monkeypatch.setattr("kafka_liveness_dagster.declare.definitions.take_group", lambda declared: None)
+    monkeypatch.setattr("kafka_liveness_dagster.assets.definitions.take_group", lambda declared: None)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.spark.described import described
 from kafka_liveness_dagster.spark.errors import TransformError
+from kafka_liveness_dagster.spark.table.table import described
 from tests.waiting import PATIENCE, wait_for
 from tests.world.live_runs import SIZE, LiveRuns
 
@@ -188,7 +188,7 @@ def test_batches_go_on_while_the_table_is_asked_what_it_has(world, rows, spark):
         asked.append(third.wait(PATIENCE))
         return described(*known)
 
-    with patch("kafka_liveness_dagster.spark.described.described", describe):
+    with patch("kafka_liveness_dagster.spark.table.table.described", describe):
         run, _ = found.run(transform)
     assert run.success
     assert asked[0], "the third batch was begun before the table had said what it has"

@@ -14,7 +14,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
-from kafka_liveness_dagster.lanes.windows import IncompleteWindowError
+from kafka_liveness_dagster.lanes.runs import IncompleteWindowError
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.waiting import wait_for
 from tests.world.forgetful import CrashError, Forgetful, kept
@@ -320,7 +320,7 @@ def test_what_is_late_is_counted_though_its_run_dies_before_it_commits(made):
     assert sorted(world.told()) == [0, 1, 2]
     world.produce_at(*[30] * 5)
     with patch(
-        "kafka_liveness_dagster.kafka.consumer.LivenessConsumer.commit", side_effect=kl.CommitRefusedError("no")
+        "kafka_liveness_dagster.kafka.live.consumer.LivenessConsumer.commit", side_effect=kl.CommitRefusedError("no")
     ):
         assert world.live() is not None
     assert world.late(0) == [5]

@@ -16,16 +16,16 @@ from click.testing import CliRunner
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.group_commands import status
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.core.commit_log import Mark
-from kafka_liveness_dagster.core.limits import BrokerLimits
-from kafka_liveness_dagster.core.witnesses import OtherTableError, RowsMissingError, TopicRecreatedError
-from kafka_liveness_dagster.kafka import live
-from kafka_liveness_dagster.lanes import lanes
-from kafka_liveness_dagster.lanes.proven import check_rows
-from kafka_liveness_dagster.lanes.waiting import Waiting
+from kafka_liveness_dagster.core.commit_metadata import Mark
+from kafka_liveness_dagster.core.partition_state import OtherTableError, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.core.timeouts import BrokerLimits
+from kafka_liveness_dagster.kafka.live import planner
+from kafka_liveness_dagster.lanes import runs
+from kafka_liveness_dagster.lanes.assignment_wait import Waiting
+from kafka_liveness_dagster.lanes.row_check import check_rows
 from kafka_liveness_dagster.runs.tags import FENCED_TAG
-from kafka_liveness_dagster.spark.ledger import TableLedger
-from kafka_liveness_dagster.spark.table import IcebergTable
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
+from kafka_liveness_dagster.spark.table.table import IcebergTable
 from tests.waiting import wait_for
 from tests.world.forgetful import SPARK_UI, Forgetful, kept
 from tests.world.one_group import NO_SPARK
@@ -358,7 +358,7 @@ def test_after_the_last_commit_nothing_can_make_a_crash_of_a_run(forgetful, monk
         marks.append((world.first_mark(), len(world.kafka.cluster().members(world.group))))
         check_rows(*given)
 
-    monkeypatch.setattr(lanes, "check_rows", check)
+    monkeypatch.setattr(runs, "check_rows", check)
     world.grow_to(50)
     assert world.live() is None
     assert marks == [(Mark.RELEASED, 0)]
@@ -370,7 +370,7 @@ def test_what_was_forgiven_stays_so_after_an_external_commit_under_a_live_run(fo
     """The second log alone said it until then; the run learned it, and writes it into the ledger."""
     world = forgetful(max_poll_records=10)
     world.owe_70_to_120()
-    monkeypatch.setattr(live, "_FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(planner, "_FORGET_SECONDS", 0.0)
     world.grow_to(150)
     seen = []
 

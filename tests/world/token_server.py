@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from kafka_liveness_dagster.embedded.ports import LOOPBACK
+from kafka_liveness_dagster.embedded.processes import LOOPBACK
 
 AUDIENCE = "kafka"
 

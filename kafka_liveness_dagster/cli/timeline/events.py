@@ -17,8 +17,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from kafka_liveness_dagster.core.codes import Coded
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import Coded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 _COLOURS = {"op": "yellow", "librdkafka": "green", "watchdog": "red", "broker": "cyan"}
 _MOST_TICKS = 40

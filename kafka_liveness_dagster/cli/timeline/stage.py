@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from kafka_liveness_dagster.cli.timeline.events import ClientLog, Event, Scene, What
-from kafka_liveness_dagster.core.commit_log import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
 from kafka_liveness_dagster.kafka.clients import quiet_log
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
     from concurrent.futures import Future
 
-    from kafka_liveness_dagster.kafka.config import KafkaSettings
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 RECORDS = 1_000
 _FLUSH_SECONDS = 20.0

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.cli.timeline.events import DEBUG, Scene, What, line_of_op
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.heartbeat import FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafka_liveness_dagster.core.fairness import Batch
-    from kafka_liveness_dagster.kafka.consumer import LivenessConsumer
+    from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
 
 IN_TIME = 0.25  # of the poll interval: how long the op works on the batch when it gets it again
 _BATCH_SECONDS = 60.0

@@ -1,0 +1,288 @@
+"""The Dagster component that makes a Kafka asset from ``defs.yaml``, and its scaffold. Decides nothing.
+
+Defaults and descriptions are those of :func:`kafka_asset`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from inspect import Parameter, signature
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import dagster as dg
+import docstring_parser
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic.fields import FieldInfo
+from typing_extensions import Self
+
+from kafka_liveness_dagster.assets.decorator import kafka_asset
+from kafka_liveness_dagster.assets.yaml import (
+    AssetAttributes,
+    anything_like,
+    function,
+    group_in_yaml,
+    in_markdown,
+    resource_in_yaml,
+    setting_of,
+)
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
+from kafka_liveness_dagster.resources.spark import SparkConnectResource
+from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
+from kafka_liveness_dagster.settings.groups import (
+    Batching,
+    Completeness,
+    CrashLag,
+    Iceberg,
+    Maintenance,
+    Membership,
+    Offsets,
+    ResourceKeys,
+    Sensor,
+)
+from kafka_liveness_dagster.settings.types import AssetName, several
+from kafka_liveness_dagster.settings.validation import named, refusal
+from kafka_liveness_dagster.settings.windows import Every
+from kafka_liveness_dagster.spark.sql_transform import query
+
+_YAML = """\
+type: {type}
+
+attributes:
+  topics: [{topic}]
+  group_id: {topic}-etl
+  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's; the first batch creates it
+  # The transform: a SELECT over the batch, or `transform: .module:function` from DataFrame to DataFrame.
+  # A row keeps topic, partition and offset; an offset may give none, one or many rows.
+  sql: |
+    SELECT topic, partition, offset, CAST(value AS string) AS text
+    FROM batch
+  max_poll_records: 100000  # offsets in a batch, at most
+  max_batch_seconds: 300  # a batch that takes longer is cancelled; it is retried at half its size, or becomes crash lag
+  enable_parallel_rebalance: false  # true: after a crash be fresh at once; the skipped ranges become partitions
+  sensor:
+    default_status: STOPPED  # RUNNING: the sensor starts with the code location
+
+  # Resources of the whole project: leave out what another component or a resources.py declares.
+  kafka:
+    bootstrap_servers: embedded  # a real broker on loopback; or "{{{{ env.KAFKA_BOOTSTRAP_SERVERS }}}}"
+  spark:
+    remote: embedded  # a real Spark Connect server on loopback; or "{{{{ env.SPARK_REMOTE }}}}"
+"""
+
+
+class KafkaAssetScaffolder(dg.Scaffolder[Any]):
+    """Names topic, group and table after the folder."""
+
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
+        """Write ``defs.yaml``, or add a document to the one there is."""
+        if request.scaffold_format != "yaml":
+            dg.scaffold_component(request)
+            return
+        folder = request.target_path.parent if request.append else request.target_path
+        text = _YAML.format(type=request.type_name, topic=folder.name, name=name_of(folder))
+        path = request.target_path if request.append else folder / "defs.yaml"
+        before = f"{path.read_text(encoding='utf-8')}---\n" if request.append else ""
+        path.write_text(before + text, encoding="utf-8")
+
+
+def name_of(folder: Path) -> str:
+    """The folder's name as Dagster takes it for an asset's.
+
+    >>> from pathlib import Path
+    >>> name_of(Path("defs/web-orders"))
+    'web_orders'
+    """
+    return re.sub(r"\W", "_", folder.name, flags=re.ASCII)
+
+
+_SETTINGS = {k: one for k, one in signature(kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
+_GROUPS = {name: group for name in _SETTINGS if (group := KafkaAssetSettings.group(name)) is not None}
+_KINDS = {
+    **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", "name")},
+    "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's, unless given
+}
+_READ = setting_of(KafkaAssetSettings)  # as it is written: Dagster would make a number of the group "5"
+_TOLD = {one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params}
+_BATCH = re.compile(r"\bbatch\b", re.IGNORECASE)
+_TRANSFORMS = "give either sql (a SELECT over `batch`) or transform (`package.module:function`)"
+
+
+def _setting(name: str) -> Any:
+    """A field with the default and the description that ``kafka_asset`` gives this setting."""
+    default = _SETTINGS[name].default
+    return Field(default=... if default is Parameter.empty else default, description=in_markdown(_TOLD.get(name, "")))
+
+
+@dg.scaffold_with(KafkaAssetScaffolder)
+class KafkaAssetComponent(AssetAttributes, dg.Component):
+    """A Kafka topic on its way into an Iceberg table: live asset, crash lag asset, their jobs and a sensor.
+
+    Each batch of the topic goes through `sql` or `transform` into the table. Every setting of `kafka_asset` is an
+    attribute, and so is what `dg` lets YAML say of any asset. `kafka` and `spark` declare the two resources where the
+    project has not.
+    """
+
+    topics: Annotated[str | Sequence[str], _READ] = _setting("topics")
+    group_id: Annotated[str, _READ] = _setting("group_id")
+    table: Annotated[str | None, _READ] = _setting("table")
+    sink: Annotated[Callable[..., Any], dg.Resolver(function, model_field_type=str)] | None = _setting("sink")
+    sql: str | None = Field(
+        default=None,
+        description="The transform as a SELECT over `batch`, whose columns are key, value, topic, partition, offset, "
+        "timestamp and timestampType. It keeps topic, partition and offset; none, one or many rows an offset.",
+        examples=["SELECT topic, partition, offset, CAST(value AS string) AS order_json FROM batch"],
+    )
+    transform: Annotated[Callable[..., Any], dg.Resolver(function, model_field_type=str)] | None = Field(
+        default=None,
+        description="The transform as a Python function from batch DataFrame to row DataFrame: "
+        "`package.module:function`, or `.module:function` beside this file.",
+        examples=[".transform:rows"],
+    )
+    name: Annotated[str | None, _READ] = Field(
+        default=None, description="Of the live asset, its folder's unless given; the others are named after it."
+    )
+    max_poll_records: Annotated[int | Literal["auto"], _READ] = _setting("max_poll_records")
+    max_batch_seconds: Annotated[float | None, _READ] = _setting("max_batch_seconds")
+    enable_parallel_rebalance: Annotated[bool, _READ] = _setting("enable_parallel_rebalance")
+    idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
+    materialize_interval_seconds: Annotated[float, _READ] = _setting("materialize_interval_seconds")
+    include_headers: Annotated[bool, _READ] = _setting("include_headers")
+    complete_every: Annotated[Every | None, _READ] = _setting("complete_every")
+    completeness: Annotated[Completeness, group_in_yaml(Completeness)] = _setting("completeness")
+    batching: Annotated[Batching, group_in_yaml(Batching)] = _setting("batching")
+    crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting("crash_lag")
+    offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")
+    membership: Annotated[Membership, group_in_yaml(Membership)] = _setting("membership")
+    sensor: Annotated[Sensor, group_in_yaml(Sensor)] = _setting("sensor")
+    iceberg: Annotated[Iceberg, group_in_yaml(Iceberg)] = _setting("iceberg")
+    maintenance: Annotated[Maintenance, group_in_yaml(Maintenance)] = _setting("maintenance")
+    resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting("resources")
+    group_name: Annotated[str | None, _READ] = _setting("group_name")
+    kafka: Annotated[KafkaLivenessResource | None, resource_in_yaml(KafkaLivenessResource)] = Field(
+        default=None,
+        repr=False,
+        description="Declares the project's Kafka resource; left out, it is declared elsewhere.",
+    )
+    spark: Annotated[SparkConnectResource | None, resource_in_yaml(SparkConnectResource)] = Field(
+        default=None,
+        repr=False,
+        description="Declares the project's Spark resource; left out, it is declared elsewhere.",
+    )
+
+    def __init__(self, **given: Any) -> None:
+        whose = _whose(given)
+        KafkaAssetSettings.refuse_unknown(given, type(self).model_fields, whose)
+        known = _KINDS.keys() - ({"name"} if given.get("name") is None else ())
+        KafkaAssetSettings.check_some({one: given[one] for one in given if one in known}, whose)
+        made = {name: _GROUPS[name](**one) for name, one in given.items() if name in _GROUPS and isinstance(one, dict)}
+        try:
+            super().__init__(**{**given, **made})
+        except ValidationError as error:
+            raise refusal(error, type(self).model_fields, whose) from None
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        """What the YAML may hold; ``dg check yaml`` tells file and line of what it may not."""
+        return _yaml_of(cls)
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        """For ``dg list components`` and Dagster's docs."""
+        return dg.ComponentTypeSpec(tags=["kafka", "spark", "iceberg"])
+
+    @model_validator(mode="after")
+    def _one_transform(self) -> Self:
+        _check_transform(self.sql, self.transform)
+        return self
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The definitions of the asset, and of the resources declared here.
+
+        What several components of a project declare alike, a topic or a resource, the first of them declares.
+
+        Raises:
+            InvalidSettingError: a setting no run could work with, or a resource two components declare differently.
+        """
+        settings = {key: getattr(self, key) for key in _SETTINGS if key != "name"}
+        folder = context.path.parent if context.path.is_file() else context.path
+        asset = kafka_asset(name=self.name or name_of(folder), **settings, **self.of_dagster())(
+            self.transform or _Select(self.sql or "")
+        )
+        before = list(
+            takewhile(lambda one: one is not self, context.component_tree.get_all_components(KafkaAssetComponent))
+        )
+        parts = asset.definitions_beside({topic for one in before for topic in several(one.topics)})
+        return dg.Definitions.merge(parts, dg.Definitions(resources=self._new_resources(before)))
+
+    def _new_resources(self, before: "Sequence[KafkaAssetComponent]") -> dict[str, Any]:
+        declared = {key: (one, resource) for one in reversed(before) for key, resource in one.declares.items()}
+        for key, resource in self.declares.items():
+            if key in declared and declared[key][1] != resource:
+                raise InvalidSettingError(
+                    f"the components of groups {declared[key][0].group_id!r} and {self.group_id!r} declare different "
+                    f"resources under one key, {key!r}: declare it in one of them, or name another in the section "
+                    "resources"
+                )
+        return {key: resource for key, resource in self.declares.items() if key not in declared}
+
+    @property
+    def declares(self) -> dict[str, Any]:
+        """What ``kafka`` and ``spark`` declare, under the keys by which runs ask for it."""
+        declared = {self.resources.kafka: self.kafka, self.resources.spark: self.spark}
+        return {key: resource for key, resource in declared.items() if resource is not None}
+
+
+class _Select:
+    """Rows by a SELECT over each batch: see *sql* in the metadata."""
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql.strip()
+
+    def __call__(self, batch: Any) -> Any:
+        return query(batch, self.sql)
+
+
+def _whose(given: Mapping[str, Any]) -> str:
+    name = given.get("name")
+    return named("asset", name) if name is not None else named("the component of group", given.get("group_id"))
+
+
+def _check_transform(sql: str | None, transform: object) -> None:
+    if sql is not None and transform is not None:
+        raise InvalidSettingError(f"{_TRANSFORMS}, found both")
+    if sql is None and transform is None:
+        raise InvalidSettingError(f"{_TRANSFORMS}, found neither")
+    if sql is not None and not _BATCH.search(sql):
+        raise InvalidSettingError(f"sql reads nothing of the batch: write FROM batch in {sql.strip()!r}")
+
+
+@cache
+def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
+    """The model of the YAML, refusing what has no transform or two; ``KafkaAssetSettings`` checks the settings."""
+    model = component.model()
+    # in JSON Schema, for `dg check yaml` and editors: without transform an sql, and beside sql no transform
+    one_transform = [
+        {"if": {"required": ["transform"]}, "else": {"required": ["sql"]}},
+        {"if": {"required": ["sql"]}, "then": {"properties": {"transform": {"type": "null"}}}},
+    ]
+    extra = {**cast("dict[str, Any]", model.model_config.get("json_schema_extra", {})), "allOf": one_transform}
+
+    class WithOneTransform(model):  # type: ignore[misc, valid-type]
+        model_config = ConfigDict(json_schema_extra=extra)
+
+        @model_validator(mode="after")
+        def _one_transform(self) -> Self:
+            _check_transform(self.sql, self.transform)
+            return self
+
+    kinds = anything_like({name: field for name, field in _KINDS.items() if name not in _GROUPS})
+    settings: dict[str, Any] = {}
+    for name, field in model.model_fields.items():  # which lost its descriptions on the way
+        section: Any = {"default": {}} if name in _GROUPS else None  # and has a word of Dagster's there
+        given = component.model_fields[name].description
+        kind = kinds.get(name, field.rebuild_annotation())
+        settings[name] = (kind, Field(default=field.default, description=given, json_schema_extra=section))
+    return create_model("KafkaAssetComponentModel", __base__=WithOneTransform, **settings)

@@ -1,0 +1,320 @@
+"""Build the assets, jobs, schedules and sensor of a declared Kafka asset. Decides nothing about data."""
+
+# No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import cached_property
+from inspect import signature
+from typing import Any, cast
+
+import dagster as dg
+
+from kafka_liveness_dagster.assets.owners import take_group
+from kafka_liveness_dagster.lanes.maintenance import run_maintenance
+from kafka_liveness_dagster.lanes.runs import run_catch_up, run_live, run_windows
+from kafka_liveness_dagster.runs.tags import LIVE_PRIORITY, MAX_BATCH_SECONDS, NO_RETRIES, lane_tags
+from kafka_liveness_dagster.sensor.asset_events import topic_key
+from kafka_liveness_dagster.sensor.checks import GroupChecks
+from kafka_liveness_dagster.sensor.sensor import build_group_sensor
+from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
+from kafka_liveness_dagster.settings.asset_arguments import OF_ITS_JOBS, OF_LIVE_ALONE
+from kafka_liveness_dagster.settings.transform import Asked
+from kafka_liveness_dagster.settings.windows import Windows
+
+
+def maintenance_of(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
+    """The schedule, with its job."""
+    keys, told = settings.resources, settings.maintenance
+
+    @dg.op(name=f"maintain_{settings.identifier}", required_resource_keys={keys.kafka, keys.spark})
+    def maintain(context: dg.OpExecutionContext) -> None:
+        run_maintenance(settings, context)
+
+    @dg.job(
+        name=f"{settings.identifier}_maintenance_job",
+        description=f"Keeps table {settings.table} small: compacts files, expires snapshots, deletes what nobody has. "
+        "What either lane may write again is left as it is, and a commit of theirs always comes first.",
+        executor_def=dg.in_process_executor,
+    )
+    def job() -> None:
+        maintain()
+
+    return dg.ScheduleDefinition(
+        name=f"{settings.identifier}_maintenance",
+        job=job,
+        cron_schedule=told.cron_schedule,
+        default_status=told.default_status,
+    )
+
+
+_LENGTHS = {"15min": "a quarter of an hour", "1h": "an hour", "1d": "a day"}
+
+
+def why_crash_lag(settings: KafkaAssetSettings) -> str:
+    """Markdown, beside the partitions of crash lag: what they are, and what to click."""
+    return (
+        f"Offset ranges that the live lane of {settings.name} jumped over after a crash, as topic:partition:start-end "
+        f"without the end offset. What is failed or missing here is not in {settings.target}, or not by today's "
+        "code.\n\n"
+        "- **To process them:** *Materialize…*, *Failed and missing*, *Launch backfill*; in any order, while new data "
+        "goes on.\n"
+        "- **Why one is there:** its event in the *Events* tab. A failed one says why in the log of its run.\n"
+        "- **To process one again:** select it; rows of exactly its offsets are replaced.\n"
+        f"- **Who adds partitions:** the sensor `{settings.identifier}_sensor`; `kafka-liveness replay` those of a "
+        "time that is to be processed again."
+    )
+
+
+def why_windows(settings: KafkaAssetSettings, windows: Windows) -> str:
+    """Markdown, beside the windows of time: what they say, and what materializing one does."""
+    return (
+        f"Each partition is {_LENGTHS[windows.every]}, by the records' own timestamps ({windows.timezone}). It is "
+        f"materialized when **every record of it is in {settings.target}**, whichever lane wrote it: nothing of it is "
+        "owed, and nothing waits.\n\n"
+        f"- **Who tells:** the sensor `{settings.identifier}_sensor`, {windows.allowed_lateness_seconds:,g} s after "
+        "its end at the earliest.\n"
+        "- **Why one is missing:** *windows* in the events of the topic's asset says what it waits for. None are told "
+        "of a time before the group began, or before its first record.\n"
+        "- **What came after that:** *late_records* in its events.\n"
+        "- **To process one again:** *Materialize…*; rows of exactly its offsets are replaced, by today's code."
+    )
+
+
+def topic_specs(topics: Sequence[str]) -> list[dg.AssetSpec]:
+    """The topics as assets: the same for every group that reads one, or Dagster could not merge their definitions."""
+    told = "Kafka topic; its events show the consumer groups that read it: members, lag, unexpected departures"
+    return [dg.AssetSpec(topic_key(topic), description=told, kinds={"kafka"}) for topic in topics]
+
+
+def links(settings: KafkaAssetSettings) -> dict[str, Any]:
+    """Where the records come from and the rows go to; the catalog's own name for a table makes Dagster show it."""
+    topics = {f"topic {topic}": dg.MetadataValue.asset(topic_key(topic)) for topic in settings.topics}
+    table = settings.table
+    to = {"table": table, "dagster/table_name": table} if table else {"sink": settings.target}
+    return {**topics, **to}
+
+
+def query_shown(settings: KafkaAssetSettings) -> dict[str, Any]:
+    """The SELECT of a component."""
+    sql = getattr(settings.transform, "sql", None)
+    return {"sql": dg.MetadataValue.md(f"```sql\n{sql}\n```")} if isinstance(sql, str) else {}
+
+
+class KafkaAsset:
+    """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function.
+
+    Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
+    ``crash_lag_job``, ``windows``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. ``settings`` is what was
+    declared of it.
+    """
+
+    def __init__(self, settings: KafkaAssetSettings) -> None:
+        self.settings = settings
+
+    @property
+    def name(self) -> str:
+        """Of the live asset."""
+        return self.settings.name
+
+    @property
+    def identifier(self) -> str:
+        """What jobs, sensor and pool are named after: the name, behind a ``key_prefix`` if there is one."""
+        return self.settings.identifier
+
+    @property
+    def group_id(self) -> str:
+        """The consumer group of the live lane."""
+        return self.settings.group_id
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What the group subscribes to."""
+        return self.settings.topics
+
+    @property
+    def target(self) -> str:
+        """Where the rows go: the table's name, or the sink's."""
+        return self.settings.target
+
+    @property
+    def definitions(self) -> dg.Definitions:
+        """All parts, ready for ``Definitions.merge``; the resources are yours to give."""
+        return self.definitions_beside(())
+
+    def definitions_beside(self, declared: Container[str]) -> dg.Definitions:
+        """All parts but the assets of these topics, which something else in the code location declares.
+
+        Raises:
+            InvalidSettingError: another asset of this process has the same group.
+        """
+        take_group(self)
+        topics = [
+            spec for topic, spec in zip(self.topics, topic_specs(self.topics), strict=True) if topic not in declared
+        ]
+        return dg.Definitions(
+            assets=[*topics, self.live, self.crash_lag, *([self.windows] if self.windows else [])],
+            asset_checks=[self.checks],
+            jobs=[self.live_job, self.crash_lag_job, self.checks_job],
+            schedules=[self.maintenance] if self.maintenance else [],
+            sensors=[self.sensor],
+        )
+
+    @cached_property
+    def live(self) -> dg.AssetsDefinition:
+        """The asset of the live lane: one run processes batches until no new data comes."""
+
+        def live(context: dg.AssetExecutionContext, **others: Any) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+            transform = self._asked.bound(self.settings.transform, context, others)
+            if (told := run_live(self.settings, context, transform)) is not None:  # else all was told while it went on
+                yield told
+
+        its_own = {"description": self.settings.transform.__doc__, **self._arguments(OF_LIVE_ALONE)}
+        return self._asset(live, name=self.name, output_required=False, **its_own)
+
+    @cached_property
+    def crash_lag(self) -> dg.AssetsDefinition:
+        """The partitioned asset of the catch-up lane: its partitions are the crash lag ranges."""
+
+        def crash_lag(context: dg.AssetExecutionContext, **others: Any) -> None:
+            run_catch_up(self.settings, context, self._asked.bound(self.settings.transform, context, others))
+
+        return self._asset(
+            crash_lag,
+            name=self.settings.crash_lag_key.path[-1],
+            description=why_crash_lag(self.settings),
+            partitions_def=dg.DynamicPartitionsDefinition(name=self._partitions_name),
+            backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
+            pool=self._partitions_name,  # a backfill's runs carry no tags to limit them by
+        )
+
+    @cached_property
+    def windows(self) -> dg.AssetsDefinition | None:
+        """The asset whose partitions are complete windows of time (``complete_every``); None where none are told."""
+        windows = self.settings.windows
+        if windows is None:
+            return None
+
+        def window(context: dg.AssetExecutionContext, **others: Any) -> None:
+            transform = self._asked.bound(self.settings.transform, context, others)
+            run_windows(self.settings, windows, context, transform)
+
+        return self._asset(
+            window,
+            name=windows.key.path[-1],
+            description=why_windows(self.settings, windows),
+            partitions_def=windows.definition,
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            pool=self._partitions_name,  # such a run does what one of crash lag does
+        )
+
+    @cached_property
+    def live_job(self) -> Any:
+        """Materialises ``live``; the sensor starts it."""
+        tags = {**LIVE_PRIORITY, **self._run_tags, **NO_RETRIES, **lane_tags(self.group_id, "live")}
+        return self._job(self.live, tags)
+
+    @cached_property
+    def crash_lag_job(self) -> Any:
+        """Materialises partitions of ``crash_lag``."""
+        return self._job(self.crash_lag, {**self._run_tags, **lane_tags(self.group_id, "catch-up")})
+
+    @cached_property
+    def checks(self) -> dg.AssetChecksDefinition:
+        """Whether the group is read, near the log end, caught up, ahead of the broker's retention, and exact."""
+        keys = self.settings.resources
+        return self._group_checks.definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
+
+    @cached_property
+    def checks_job(self) -> Any:
+        """Evaluates ``checks``, for a schedule of your own; the sensor does so without it."""
+        selection = dg.AssetSelection.checks(self.checks)
+        return dg.define_asset_job(f"{self.identifier}_checks_job", selection, executor_def=dg.in_process_executor)
+
+    @cached_property
+    def maintenance(self) -> dg.ScheduleDefinition | None:
+        """Keeps the table small, when it is switched on; None where there is no table."""
+        return maintenance_of(self.settings) if self.settings.table else None
+
+    @cached_property
+    def sensor(self) -> dg.SensorDefinition:
+        """Watches the consumer group: see :func:`build_group_sensor`."""
+        return build_group_sensor(
+            name=f"{self.identifier}_sensor",
+            group_id=self.group_id,
+            topics=self.topics,
+            live_job=self.live_job,
+            crash_lag=self.crash_lag,
+            crash_lag_job=self.crash_lag_job if self.settings.crash_lag.auto_catch_up else None,
+            sensor=self.settings.sensor,
+            checks=self._group_checks,
+            table=self.settings.table,
+            windows=self.settings.windows,
+            resources=self.settings.resources,
+        )
+
+    @property
+    def _group_checks(self) -> GroupChecks:
+        return GroupChecks(
+            group_id=self.group_id,
+            topics=self.topics,
+            live=self.live.key,
+            crash_lag=self.crash_lag.key,
+            partitions_name=self._partitions_name,
+            max_lag=self.settings.sensor.max_lag,
+            max_crash_lag_age_seconds=self.settings.crash_lag.max_age_seconds,
+            max_poll_records=self.settings.most_records,
+            max_live_runs=self.settings.sensor.max_live_runs,
+            ghost_after_seconds=self.settings.sensor.ghost_after_seconds,
+            table=self.settings.table,
+            has_dead_letters=self.settings.batching.on_bad_record == "dead_letter",
+        )
+
+    @property
+    def _partitions_name(self) -> str:
+        return self.settings.crash_lag_key.to_python_identifier()
+
+    @property
+    def _run_tags(self) -> Mapping[str, str]:
+        return cast("Mapping[str, str]", self.settings.arguments.get("run_tags", {}))
+
+    @cached_property
+    def _asked(self) -> Asked:
+        return self.settings.asked
+
+    def _arguments(self, names: Container[str]) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.arguments.items() if name in names}
+
+    def _asset(self, run: Callable[..., Any], **its_own: Any) -> dg.AssetsDefinition:
+        """An asset whose op calls this, with what the transform asks for beside its batch."""
+        keys = self.settings.resources
+        declared = self._asked.signature([keys.kafka, keys.spark], signature(run).return_annotation)
+        run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
+        given = {name: one.annotation for name, one in declared.parameters.items()}
+        run.__annotations__ = {**given, "return": declared.return_annotation}  # which Dagster 1.13.20 still reads
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
+            return cast("dg.AssetsDefinition", dg.asset(**self._shared(), **its_own)(run))
+
+    def _shared(self) -> dict[str, Any]:
+        """What both assets are told alike."""
+        given = self.settings.arguments
+        alike = given.keys() - OF_LIVE_ALONE - OF_ITS_JOBS
+        # The budget is asset metadata since a backfill's run carries no op tags
+        budget = {} if self.settings.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.settings.max_batch_seconds}
+        ours = {"group": self.group_id, **links(self.settings), **query_shown(self.settings), **budget}
+        return {
+            **self._arguments(alike),
+            "deps": [*map(topic_key, self.topics), *given.get("deps", ())],
+            "group_name": self.settings.group_name,
+            "kinds": {"kafka", "spark", *(["iceberg"] if self.settings.table else []), *given.get("kinds", ())},
+            "metadata": {**given.get("metadata", {}), **ours},
+        }
+
+    def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
+        """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""
+        return dg.define_asset_job(
+            f"{asset.key.to_python_identifier()}_job",
+            selection=dg.AssetSelection.assets(asset.key).without_checks(),  # the sensor tells them all the time
+            executor_def=dg.in_process_executor,
+            tags=tags,
+        )

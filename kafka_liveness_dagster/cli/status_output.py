@@ -1,0 +1,182 @@
+"""Show the status of a group in a terminal, once or repeatedly, or as Prometheus metrics.
+
+They are those that the sensor tells, by the same names.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kafka_liveness_dagster.core.commit_metadata import Mark
+from kafka_liveness_dagster.core.departures import Expiry, ignored, replaced_logs
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from kafka_liveness_dagster.telemetry.group_metrics import points, times
+from kafka_liveness_dagster.telemetry.metrics import prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import ConsoleOptions, RenderResult
+
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.group_status import GroupStatus, PartitionStatus
+    from kafka_liveness_dagster.telemetry.metrics import Metric
+
+
+def exposition(cluster: Cluster, found: GroupStatus, *, by_partition: bool = False) -> str:
+    """The status in Prometheus' text format.
+
+    Args:
+        cluster: asked for the records' timestamps.
+        found: the group.
+        by_partition: a series for each partition, of all but the times; else one for each topic.
+
+    Raises:
+        InvalidSettingError: the client library of Prometheus is not installed.
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise InvalidSettingError(
+            "--prometheus needs the client library of Prometheus: pip install 'kafka-liveness-dagster[metrics]'"
+        ) from error
+    registry = CollectorRegistry()
+    gauges: dict[Metric, Gauge] = {}
+    seen = [one.seen for one in found.partitions]
+    known = times(cluster, found.group_id, seen, found.held)
+    for metric, value, labels in points(found.group_id, len(found.members), seen, known, by_partition=by_partition):
+        names = [prometheus(label) for label in labels]
+        if metric not in gauges:
+            gauges[metric] = Gauge(metric.prometheus, metric.description, names, registry=registry)
+        gauges[metric].labels(*labels.values()).set(value)
+    return generate_latest(registry).decode()
+
+
+_NO_WIDTH = 1_000_000
+_WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expiry.GONE: "expired"}
+
+
+def show(found: GroupStatus) -> Group:
+    """The same for a terminal."""
+    numbers = found.as_json()
+    words = f"lag {numbers['lag']:,}, {numbers['pending_offsets']:,} offsets pending, members: {len(found.members)}"
+    by = f"by the commit logs; for the table: kafka-liveness audit {found.group_id}"
+    title = Text(f"group {found.group_id}: {words}", "bold")
+    source = Text(f"by both commit logs and {found.table}" if found.table else by, "dim")
+    seen = [p.seen for p in found.partitions]
+    if missing := [OffsetRange(*one.topic_partition, *span) for one in seen for span in one.missing]:
+        lacks = f"{found.table} lacks {listed(missing)}, {sum(r.size for r in missing):,} committed offsets"
+        source.append(f"\n{lacks}. Fix: restore the table, or set on_missing_rows='crash_lag'", "red")
+    first = [
+        f"{p.seen.topic_partition}: not this package's metadata: {one.metadata[:80]!r}"
+        for p in found.partitions
+        for one in p.foreign
+        if one.log == "first"
+    ]
+    warnings = [Text(line, "yellow") for line in (*first, *replaced_logs(seen), *ignored(seen))]
+    held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.held]
+    members = [_members_table(found)] if found.members else []
+    return Group(title, source, _partitions_table(found), *warnings, *held, *members)
+
+
+def watch(look: Callable[[], GroupStatus], seconds: float) -> None:
+    """Look again and again until Ctrl-C; a broker that is away for a while is waited for."""
+    with Live(show(look()), console=terminal(), auto_refresh=False) as live:
+        live.refresh()
+        while True:
+            time.sleep(seconds)
+            try:
+                live.update(show(look()), refresh=True)
+            except BrokerUnreachableError as error:
+                live.update(Text(str(error), "red"), refresh=True)
+
+
+def terminal() -> Console:
+    """Where it is shown; what is no terminal, a pipe or a file, has no width, and nothing is folded to one."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _NO_WIDTH
+    return console
+
+
+@dataclass
+class _Rows:
+    """A table where it fits in the width there is; else a few lines for each row. No word is cut, no column dropped."""
+
+    columns: Sequence[str]
+    rows: list[tuple[list[Text], str]] = field(default_factory=list)
+
+    def add(self, *cells: str | Text, style: str = "") -> None:
+        """Add a row. A text is shown as it is: a member's name may hold what rich takes for its own marks."""
+        self.rows.append(([Text(cell) if isinstance(cell, str) else cell for cell in cells], style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=None, pad_edge=False)
+        for column in self.columns:
+            table.add_column(column, no_wrap=True)
+        for cells, style in self.rows:
+            table.add_row(*cells, style=style)
+        if Measurement.get(console, options.update(width=_NO_WIDTH), table).maximum <= options.max_width:
+            yield table
+            return
+        for (first, *others), style in self.rows:
+            yield Text.assemble((str(first), "bold"), style=style)
+            for column, cell in zip(self.columns[1:], others, strict=True):
+                if str(cell):
+                    yield Padding(Text.assemble(f"{column} ", cell, style=style, overflow="fold"), (0, 0, 0, 2))
+
+
+def _partitions_table(found: GroupStatus) -> _Rows:
+    table = _Rows(("partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes"))
+    for p in found.partitions:
+        seen, mark = p.seen, p.seen.mark
+        table.add(
+            str(seen.topic_partition),
+            f"{seen.log_start}-{seen.log_end}",
+            _or_none(seen.committed),
+            f"{mark.mark.value} {mark.run}" if mark else _without_mark(p),
+            f"{seen.lag:,}",
+            _owed(p),
+            listed(p.second.done),
+            _or_none(p.committed),
+            style="dim" if mark and mark.mark is Mark.PAUSED else "",
+        )
+    return table
+
+
+def _members_table(found: GroupStatus) -> _Rows:
+    table = _Rows(("member", "run", "host", "instance id", "partitions"))
+    for m in found.members:
+        held = listed(sorted(map(str, m.seen.partitions)))
+        runs = " ".join(m.runs) or "external"
+        table.add(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
+    return table
+
+
+def _without_mark(p: PartitionStatus) -> str:
+    return "external" if any(one.log == "first" for one in p.foreign) else "none"
+
+
+def _owed(p: PartitionStatus) -> Text:
+    warnings = [_WARNING.get(p.expiry(span), "") for span in p.seen.outstanding]
+    words = [f"{span} {warning}".rstrip() for span, warning in zip(p.seen.outstanding, warnings, strict=True)]
+    return Text(listed(words), "red" if any(warnings) else "")
+
+
+def _or_none(offset: int | None) -> str:
+    return "none" if offset is None else str(offset)

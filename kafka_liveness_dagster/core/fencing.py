@@ -1,0 +1,176 @@
+"""Is this process still allowed to hold its partitions? The poll timer and the reasons to fence.
+
+Told the time and the facts, it answers; the thread that asks is the watchdog's. Heartbeats themselves are
+librdkafka's: they say "alive", this says "making progress" (KIP-62, Motivation).
+
+>>> timer = PollTimer(process_ms=60_000, polled_at_ms=0)
+>>> timer.expired(59_999), timer.expired(60_000)
+(False, True)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kafka_liveness_dagster.core.names import Coded
+
+
+class FenceReason(Coded):
+    """Why this process may not commit any more; the value is the sentence users read."""
+
+    POLL_TIMEOUT = "the batch took longer than its process timeout"
+    PARTITIONS_LOST = "the group took this member for dead and gave its partitions to others"
+    REPLACED = "another consumer uses the same group.instance.id"
+    MAX_RUNTIME_REACHED = "nothing is left of the run's dagster/max_runtime"
+    RUN_CANCELED = "the Dagster run was canceled"
+    RUN_ENDED = "the Dagster run is no longer in progress"
+    ORPHANED = "the run worker that started this step is gone"
+    CLOSED = "the consumer was closed"
+    BROKERS_UNAVAILABLE = "no broker answered this member for longer than its session timeout"
+    HANDED_OVER = "its partitions were handed over to another member"
+    INTERRUPTED = "the process was told to end"
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the process closed its consumer by itself: that is how every run ends."""
+        return self in (FenceReason.CLOSED, FenceReason.INTERRUPTED)
+
+    @property
+    def may_rejoin(self) -> bool:
+        """Whether the next poll makes a new member; otherwise this process is finished with the group."""
+        return self in _PASSING
+
+    @property
+    def releases(self) -> bool:
+        """Whether the partitions are given up in good order; otherwise they are left as after a crash."""
+        return self is FenceReason.RUN_CANCELED
+
+    @property
+    def remedy(self) -> str:
+        """What helps when it keeps happening, empty when it is as it should be."""
+        return _REMEDIES.get(self, "")
+
+
+_PASSING = (
+    FenceReason.POLL_TIMEOUT,
+    FenceReason.PARTITIONS_LOST,
+    FenceReason.BROKERS_UNAVAILABLE,
+    FenceReason.HANDED_OVER,
+)
+_REMEDIES = {
+    FenceReason.POLL_TIMEOUT: "Fix: lower max_poll_records, or raise max_batch_seconds",
+    FenceReason.PARTITIONS_LOST: "The process was silent for longer than its session timeout: a paused machine, or "
+    "no network. Raise session_timeout_seconds where that is usual",
+    FenceReason.BROKERS_UNAVAILABLE: "The member joins again by itself. Fix: check the brokers and the network; raise "
+    "session_timeout_seconds above the outages that are usual",
+    FenceReason.REPLACED: "Fix: give each consumer of the group a group_instance_id of its own",
+}
+RETRIED = "the batch is retried with the next poll, or by the next owner of its partitions"
+"""The outcome of a batch that its member could not commit, where no live lane skips ahead."""
+
+
+_BACK = "back"
+
+
+@dataclass(frozen=True)
+class Away:
+    """Why a process is out of its group, or after what it is a member again; a tag of its run tells it to others.
+
+    >>> Away(FenceReason.POLL_TIMEOUT, is_back=True).encode()
+    'poll-timeout back'
+    """
+
+    reason: FenceReason
+    is_back: bool = False
+
+    def encode(self) -> str:
+        """The text of the tag: a code, and whether it is over."""
+        return f"{self.reason.code} {_BACK}" if self.is_back else self.reason.code
+
+    @classmethod
+    def decode(cls, text: str) -> Away | None:
+        """Read the value of a tag. Return None for an empty text, and for a code that this version does not have.
+
+        >>> Away.decode("poll-timeout back").is_back, Away.decode("abducted")
+        (True, None)
+        """
+        code, _, back = text.partition(" ")
+        reason = FenceReason.of_code(code)
+        return None if reason is None or back not in ("", _BACK) else cls(reason, is_back=bool(back))
+
+
+class RunState(Enum):
+    """What Dagster says of the run this process works for."""
+
+    IN_PROGRESS = "in progress"
+    CANCELED = "canceled"
+    ENDED = "ended"
+
+
+@dataclass
+class PollTimer:
+    """Runs from one sign of progress to the next, like ``max.poll.interval.ms`` (KIP-62, Proposed Changes).
+
+    A poll is such a sign; so is a heartbeat of the op's own, or a finished Spark task (``liveness="progress"``).
+
+    Attributes:
+        process_ms: how long may pass between two of them.
+        polled_at_ms: when the last one was.
+        run_ends_at_ms: when the run's own budget ends, None for never.
+    """
+
+    process_ms: int
+    polled_at_ms: int
+    run_ends_at_ms: int | None = None
+
+    def poll(self, now_ms: int) -> None:
+        """The process polled: it makes progress."""
+        self.polled_at_ms = now_ms
+
+    def elapsed_ms(self, now_ms: int) -> int:
+        """How long ago the last poll was."""
+        return now_ms - self.polled_at_ms
+
+    def left_ms(self, now_ms: int) -> int:
+        """How long a batch that starts now may take: the process timeout, capped by what is left of the run."""
+        run_left_ms = self.process_ms if self.run_ends_at_ms is None else self.run_ends_at_ms - now_ms
+        return max(0, min(self.process_ms, run_left_ms))
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether the process timeout has passed since the last poll."""
+        return self.elapsed_ms(now_ms) >= self.process_ms
+
+    def run_expired(self, now_ms: int) -> bool:
+        """Whether the run's own budget has passed."""
+        return self.run_ends_at_ms is not None and now_ms >= self.run_ends_at_ms
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the watchdog saw around this process.
+
+    ``is_step`` tells a step in a process of its own, started by its run worker, from a run worker: the former ends
+    with its parent, the latter outlives the code server that started it.
+    """
+
+    parent_is_alive: bool = True
+    run: RunState = RunState.IN_PROGRESS
+    is_step: bool = False
+
+
+def reason_to_fence(timer: PollTimer, seen: Surroundings, now_ms: int) -> FenceReason | None:
+    """The gravest reason to fence now, None while all is well."""
+    rules = (
+        # Rule 1: a canceled run was told to stop: it gives its partitions up in good order
+        (seen.run is RunState.CANCELED, FenceReason.RUN_CANCELED),
+        # Rule 2: the run worker is dead: nobody waits for this step, though Dagster may never say that the run ended
+        (not seen.parent_is_alive and (seen.is_step or seen.run is RunState.ENDED), FenceReason.ORPHANED),
+        # Rule 3: a run that ended or was deleted owns nothing
+        (seen.run is RunState.ENDED, FenceReason.RUN_ENDED),
+        # Rule 4: Dagster is about to end the run; leave before it does
+        (timer.run_expired(now_ms), FenceReason.MAX_RUNTIME_REACHED),
+        # Rule 5: KIP-62
+        (timer.expired(now_ms), FenceReason.POLL_TIMEOUT),
+    )
+    return next((reason for holds, reason in rules if holds), None)

@@ -1,0 +1,199 @@
+"""Is a Dagster instance as docs/production.md advises? Its ``dagster.yaml`` is read, and a code location is loaded.
+
+Starts no daemon and no run. Where the instance keeps its state is asked for which sensors are on, when they ticked, and
+when the daemon was alive.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dagster as dg
+import yaml  # type: ignore[import-untyped]
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.doctor.dagster_rules import DAEMON_SECONDS, INSTANCE, LOCATION, GroupSensor, with_defaults
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, Finding, Untold, judged
+from kafka_liveness_dagster.runs.tags import GROUP_TAG, LANE_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_STORAGE_SECONDS = 15.0
+_DAGSTERS_EXECUTOR = "multi_or_in_process_executor"
+_NO_LOCATION = Untold("name the code location with -m or -f to have it looked at")
+_NO_INSTANCE = Untold("set DAGSTER_HOME to the folder of your dagster.yaml to have the instance looked at")
+_TICKS, _FEWEST_STEPS = 21, 3  # the latest, by which a period is judged
+
+
+def examine(home: Path | None, module: str | None, file: Path | None) -> Iterator[Finding]:
+    """The instance, then the code location; what is not named or cannot be read is unknown, never well.
+
+    Args:
+        home: ``DAGSTER_HOME``.
+        module: of the code location's definitions.
+        file: the same as a file.
+    """
+    settings: dict[str, Any] | Untold = _NO_INSTANCE
+    if home is not None:
+        try:
+            settings = _settings(home)
+        except (OSError, yaml.YAMLError, InvalidSettingError) as error:
+            settings = Untold(f"dagster.yaml in {home} cannot be read")
+            yield Finding("dagster", "settings", FAIL(f"{settings.why}: {error}"))
+    location: _Location | Untold = _NO_LOCATION
+    if module or file:
+        try:
+            location = _Location.of(_definitions(module, file))
+        except Exception as error:  # noqa: BLE001 - the user's own code
+            location = Untold(f"{module or file} cannot be loaded")
+            yield Finding("location", "definitions", FAIL(f"{location.why}: {error!r}"))
+    seen: _Seen | Untold
+    if isinstance(settings, Untold):
+        seen = settings
+        if home is None:
+            yield from judged("dagster", INSTANCE, settings)
+    else:
+        seen = _seen(settings, () if isinstance(location, Untold) else location.names)
+        yield Finding("dagster", "instance", OK(f"{home}, dagster {dg.__version__}, {settings['run_launcher.class']}"))
+        yield from judged("dagster", INSTANCE, {**settings, **_of_groups(location), "daemon seconds": _age(seen)})
+    yield from judged("location", LOCATION, location if isinstance(location, Untold) else location.facts(seen))
+
+
+class _Sensor(NamedTuple):
+    """What the instance remembers of one sensor: its status, empty where nobody switched it, and its latest ticks."""
+
+    status: str
+    ticks: tuple[float, ...]
+
+
+class _Seen(NamedTuple):
+    """What the instance's storage says: the sensors by name, and when the sensor daemon was alive."""
+
+    sensors: Mapping[str, _Sensor]
+    daemon_at: float | None
+
+
+@dataclass(frozen=True)
+class _Location:
+    """A code location: the name of its executor, and its group sensors, each with its group."""
+
+    executor: str
+    sensors: tuple[tuple[str, dg.SensorDefinition], ...]
+    groups: tuple[str, ...]
+
+    @classmethod
+    def of(cls, defs: dg.Definitions) -> _Location:
+        repository = defs.get_repository_def()
+        jobs = repository.get_all_jobs()
+        groups = {job.name: job.tags[GROUP_TAG] for job in jobs if job.tags.get(LANE_TAG) == "live"}
+        targets = ((one, of.job_name) for one in repository.sensor_defs for of in one.targets)
+        sensors = tuple((groups[job], one) for one, job in targets if job in groups)
+        executor = getattr(defs.executor, "name", _DAGSTERS_EXECUTOR)
+        return cls(executor, sensors, tuple(sorted(set(groups.values()))))
+
+    @property
+    def names(self) -> list[str]:
+        return [sensor.name for _, sensor in self.sensors]
+
+    def facts(self, seen: _Seen | Untold) -> dict[str, Any]:
+        if isinstance(seen, Untold) and self.sensors:
+            return {"executor": self.executor, "sensors": seen}
+        known: Mapping[str, _Sensor] = {} if isinstance(seen, Untold) else seen.sensors
+        return {"executor": self.executor, "sensors": tuple(_group_sensor(*one, known) for one in self.sensors)}
+
+
+def _group_sensor(group_id: str, sensor: dg.SensorDefinition, known: Mapping[str, _Sensor]) -> GroupSensor:
+    """By what people switched in the UI, else by what its code says; and how its ticks came."""
+    one = known.get(sensor.name, _Sensor("", ()))
+    in_code = sensor.default_status is dg.DefaultSensorStatus.RUNNING
+    ticks = sorted(one.ticks)
+    steps = [later - earlier for earlier, later in pairwise(ticks)]
+    return GroupSensor(
+        group_id,
+        sensor.name,
+        is_on={"RUNNING": True, "STOPPED": False}.get(one.status, in_code),
+        every_seconds=max(DAEMON_SECONDS, sensor.minimum_interval_seconds or 0),
+        kept_seconds=median(steps) if len(steps) >= _FEWEST_STEPS else None,
+        idle_seconds=max(0.0, time.time() - ticks[-1]) if ticks else None,
+    )
+
+
+def _of_groups(location: _Location | Untold) -> dict[str, Any]:
+    return {"groups": location if isinstance(location, Untold) else location.groups}
+
+
+def _age(seen: _Seen | Untold) -> float | Untold | None:
+    """Seconds since the sensor daemon was alive; None where it never was."""
+    if isinstance(seen, Untold):
+        return seen
+    return None if seen.daemon_at is None else max(0.0, time.time() - seen.daemon_at)
+
+
+def _settings(home: Path) -> dict[str, Any]:
+    if not home.is_absolute() or not home.is_dir():
+        raise InvalidSettingError("DAGSTER_HOME must be the absolute path of a folder, or Dagster does not start")
+    file = home / "dagster.yaml"
+    told = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.exists() else {}
+    if not isinstance(told, dict):
+        raise InvalidSettingError("wanted settings by name")
+    return {**with_defaults(told), "home": home}
+
+
+def _definitions(module: str | None, file: Path | None) -> dg.Definitions:
+    sys.path.insert(0, "")  # as Dagster does: what lies where it is started can be imported
+    loaded: Any = import_module(module) if module else None
+    if file is not None:
+        spec = spec_from_file_location(file.stem, file)
+        if spec is None or spec.loader is None:
+            raise InvalidSettingError(f"{file} is no Python file")
+        loaded = module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+    for one in vars(loaded).values():
+        if isinstance(one, dg.Definitions):
+            return one
+        if type(one).__name__ == "LazyDefinitions":  # of @dg.definitions, which names no public type
+            return one()  # type: ignore[no-any-return]
+    raise InvalidSettingError("it has no dg.Definitions")
+
+
+def _seen(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Seen | Untold:
+    """What the instance remembers; nothing of one whose database nobody has made, and nor do we."""
+    home = settings["home"]
+    folder = Path(settings["storage.sqlite.base_dir"] or home)
+    if settings["storage"] == "sqlite" and not (folder / "schedules" / "schedules.db").exists():
+        return _Seen({}, None)
+    told: list[_Seen | Untold] = []
+
+    def ask() -> None:
+        try:
+            with dg.DagsterInstance.from_config(str(home)) as instance:
+                told.append(_asked(instance, sensors))
+        except Exception as error:  # noqa: BLE001 - of whatever keeps the state
+            told.append(Untold(f"the instance's storage says {error!r:.200}"))
+
+    asking = threading.Thread(target=ask, daemon=True)  # a database that is silent is not waited for
+    asking.start()
+    asking.join(_STORAGE_SECONDS)
+    return told[0] if told else Untold(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
+
+
+def _asked(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _Seen:
+    """Of several sensors of one name, as after a code location was renamed, the one that ticked last counts."""
+    found: dict[str, _Sensor] = {}
+    for one in instance.all_instigator_state():
+        if (name := one.instigator_name) in sensors:
+            ticks = instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=_TICKS)
+            seen = _Sensor(one.status.value, tuple(tick.timestamp for tick in ticks))
+            found[name] = max(seen, found.get(name, seen), key=lambda other: max(other.ticks, default=0.0))
+    beat = instance.get_daemon_heartbeats().get("SENSOR")
+    return _Seen(found, beat.timestamp if beat else None)

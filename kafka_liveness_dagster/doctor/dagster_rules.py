@@ -1,0 +1,273 @@
+"""Does a Dagster instance start what follows a crash, soon, and keep room for it? Rules; nothing is asked here.
+
+Settings have their names in ``dagster.yaml``, with dots; Dagster's defaults stand for what is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, Answer, Rule, length
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_QUEUED = "QueuedRunCoordinator"
+_DEFAULTS: Mapping[str, Any] = {
+    "run_launcher.class": "DefaultRunLauncher",
+    "run_coordinator.class": _QUEUED,
+    "run_coordinator.config.dequeue_interval_seconds": 5,
+    "run_monitoring.enabled": False,
+    "run_monitoring.poll_interval_seconds": 120,
+    "run_monitoring.max_runtime_seconds": 0,
+    "run_monitoring.free_slots_after_run_end_seconds": 0,
+    "run_retries.enabled": False,
+    "run_retries.max_retries": 0,
+    "concurrency.runs.max_concurrent_runs": 10,
+    "concurrency.runs.tag_concurrency_limits": (),
+    "concurrency.pools.granularity": "op",
+    "storage.sqlite.base_dir": "",
+    "sensors.use_threads": False,
+    "retention.sensor.purge_after_days": {},
+}
+_DEQUEUE_SECONDS, _POLL_SECONDS = 1, 30
+DAEMON_SECONDS = 5.0  # how often Dagster's daemon comes by its sensors
+_DAEMON_IS_GONE_SECONDS = 300.0  # its heartbeats are 30 s apart
+_LATE, _STANDS_STILL = 2.0, 10.0  # periods
+_LANE, _GROUP = "kafka_liveness/lane", "kafka_liveness/group"
+
+
+@dataclass(frozen=True)
+class GroupSensor:
+    """The sensor of one consumer group in a code location.
+
+    Attributes:
+        is_on: whether it is switched on.
+        every_seconds: the period that is set, as the daemon can keep it.
+        kept_seconds: the period that its latest ticks kept; None where it is not known.
+        idle_seconds: since its newest tick; None if it never ticked.
+    """
+
+    group_id: str
+    name: str
+    is_on: bool
+    every_seconds: float
+    kept_seconds: float | None = None
+    idle_seconds: float | None = None
+
+
+def with_defaults(yaml: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``dagster.yaml`` that was read, as facts by dotted name.
+
+    >>> told = with_defaults({"run_queue": {"max_concurrent_runs": 3}})
+    >>> told["concurrency.runs.max_concurrent_runs"], told["run_monitoring.enabled"], told["storage"]
+    (3, False, 'sqlite')
+    """
+    queue = {**_at(yaml, "run_queue", {}), **_at(yaml, "run_coordinator.config", {})}
+    told = {name: _at(yaml, name, default) for name, default in _DEFAULTS.items()}
+    for name in ("max_concurrent_runs", "tag_concurrency_limits"):  # their places before `concurrency`
+        told[f"concurrency.runs.{name}"] = queue.get(name, told[f"concurrency.runs.{name}"])
+    told["run_coordinator.config.dequeue_interval_seconds"] = queue.get("dequeue_interval_seconds", 5)
+    return {**told, "storage": next(iter(yaml.get("storage") or {"sqlite": {}}))}
+
+
+def _at(yaml: Mapping[str, Any], name: str, default: Any) -> Any:
+    found: Any = yaml
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return default if found is None else found
+
+
+def _monitoring(enabled: bool, poll: int, most: int, free: int) -> Answer:  # noqa: FBT001
+    # Rule 1: somebody keeps dagster/max_runtime and gives back what dead runs hold
+    if not enabled:
+        return WARN(
+            "run_monitoring is off, its default",
+            "set run_monitoring.enabled: true: nobody else ends a run whose container is gone, keeps "
+            "dagster/max_runtime, or gives back the slots of a killed run",
+        )
+    if poll > _POLL_SECONDS or not free:
+        return WARN(
+            f"run_monitoring looks every {poll} s, free_slots_after_run_end_seconds is {free or 'not set'}",
+            f"set poll_interval_seconds: {_POLL_SECONDS} and free_slots_after_run_end_seconds: 60: a killed run keeps "
+            "its slot in a pool for ever otherwise",
+        )
+    found = f"run_monitoring looks every {poll} s"
+    return OK(f"{found}; live runs end before max_runtime_seconds, {most:,}" if most else found)
+
+
+def _coordinator(kind: str, dequeue: int) -> Answer:
+    # Rule 2: runs are held back by a queue, which is looked at often
+    if kind != _QUEUED:
+        return WARN(
+            f"run_coordinator is {kind}",
+            f"remove it, so that {_QUEUED} is used: every limit of runs is its work; without it a backfill of 200 "
+            "partitions is up to 200 processes at once",
+        )
+    if dequeue > _DEQUEUE_SECONDS:
+        return WARN(
+            f"the queue is looked at every {dequeue} s",
+            "set run_coordinator's dequeue_interval_seconds: 1: the run that follows a crash waits for it",
+        )
+    return OK(f"the queue is looked at every {dequeue} s")
+
+
+def _limits(most: int, tags: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> Answer:
+    # Rule 3: a live run in the queue counts as in progress, and a group stands still
+    for limit in tags:
+        if limit.get("key") == _GROUP or (limit.get("key") == _LANE and limit.get("value") != "catch-up"):
+            return FAIL(
+                f"tag_concurrency_limits holds back {limit.get('key')}: {limit.get('value', 'any')}",
+                "limit kafka_liveness/lane: catch-up alone: a live run that waits in the queue counts as in progress, "
+                "so its group stands still",
+            )
+    found = f"max_concurrent_runs is {most}, groups here: {len(groups)}"
+    if most != -1 and most <= len(groups):
+        return FAIL(
+            found,
+            f"set concurrency.runs.max_concurrent_runs above {len(groups)}, with room for backfills: live runs do not "
+            "end, so the last group never starts",
+        )
+    return OK(found)
+
+
+def _pools(granularity: str) -> Answer:
+    # Rule 4: what waits for a slot waits as an entry of the queue, not as a process
+    if granularity != "run":
+        return WARN(
+            f"concurrency.pools.granularity is {granularity}",
+            "set it to run: with op a catch-up run is started and waits with its process open",
+        )
+    return OK("pools hold whole runs back")
+
+
+def _retries(enabled: bool, most: int) -> Answer:  # noqa: FBT001
+    # Rule 5: the sensor starts the next run
+    if enabled and most:
+        return OK(f"run_retries is on, max_retries {most}: not for live runs, which the sensor starts")
+    return OK("the sensor alone starts runs anew")
+
+
+def _storage(kind: str, launcher: str) -> Answer:
+    # Rule 6: each live run asks for its state once a second, from wherever it is
+    if kind != "sqlite":
+        return OK(f"storage: {kind}, runs by {launcher}")
+    elsewhere = launcher != "DefaultRunLauncher"
+    advice = "put the storage into Postgres: SQLite is a file with one writer; ticks, events and live runs wait for it"
+    if elsewhere:
+        return FAIL(f"storage: SQLite, runs by {launcher}", f"{advice}, and runs on other machines cannot reach it")
+    return WARN("storage: SQLite", advice)
+
+
+def _threads(threads: bool, groups: Sequence[str]) -> Answer:  # noqa: FBT001
+    # Rule 7: a crash is noticed by a tick
+    if not threads and len(groups) != 1:
+        return WARN(
+            "sensors.use_threads is off, its default",
+            "set sensors.use_threads: true with num_workers: 8: the ticks of all groups are one after the other, and a "
+            "crash goes unnoticed until its group's turn",
+        )
+    return OK("ticks go on side by side" if threads else "one group, one sensor")
+
+
+def _ticks(days: Mapping[str, int] | int) -> Answer:
+    # Rule 8: a sensor that looks every 5 s writes 17,280 ticks a day
+    kept = {"success": days, "skipped": days} if isinstance(days, int) else {"success": -1, "skipped": 7, **days}
+    if forever := [kind for kind in ("success", "skipped") if kept[kind] == -1]:
+        return WARN(
+            f"ticks kept for ever: {', '.join(forever)}",
+            "set retention.sensor.purge_after_days (skipped: 1, success: 30, failure: 30): a sensor writes up to "
+            "17,280 ticks a day",
+        )
+    return OK(f"ticks are kept for {length(86_400.0 * max(kept['success'], kept['skipped']))} at most")
+
+
+def _executor(name: str) -> Answer:
+    # Rule 9: a killed run leaves no step at work
+    if name != "in_process":
+        return WARN(
+            f"the code location's executor is {name}",
+            "give it dg.Definitions(executor=dg.in_process_executor): backfills use it, and the step of a killed run "
+            "worker goes on in a process of its own, for which Spark works until it is fenced",
+        )
+    return OK("backfills work in the run's own process")
+
+
+def _sensors(groups: Sequence[GroupSensor]) -> Answer:
+    # Rule 10: the sensor is what starts a lane again
+    if not groups:
+        return WARN("no group sensor", "look whether this is the code location of your assets")
+    if off := [one for one in groups if not one.is_on]:
+        return FAIL(
+            f"off: {listed([f'{one.name} ({one.group_id})' for one in off])}",
+            "switch it on in Dagster's UI, or give the asset sensor=kl.Sensor(default_status=RUNNING): nobody else "
+            "starts a group's live lane, or tells of a crash",
+        )
+    return OK(f"on: {listed([one.name for one in groups])}")
+
+
+def _daemon(seconds: float | None) -> Answer:
+    # Rule 11: sensors tick, queued runs start and backfills go on in the daemon
+    advice = "run `dagster-daemon run` or `dagster dev` with this DAGSTER_HOME: no lane is started again without it"
+    if seconds is None:
+        return WARN("no daemon has ever worked for this instance", advice)
+    if seconds > _DAEMON_IS_GONE_SECONDS:
+        return FAIL(f"the sensor daemon was alive {length(seconds)} ago", advice)
+    return OK(f"the sensor daemon was alive {length(seconds)} ago")
+
+
+def _period(groups: Sequence[GroupSensor]) -> Answer:
+    # Rule 12: a crash is noticed by a tick, whatever period is set
+    on = [one for one in groups if one.is_on]
+    advice = (
+        "look at the sensor's page in Dagster: ticks wait for those of other sensors (sensors.use_threads, "
+        "num_workers), take long, or the daemon is down. A crash is noticed that much later"
+    )
+    if never := [one.name for one in on if one.idle_seconds is None]:
+        return WARN(f"never ticked: {listed(never)}", "start the daemon, or look whether it has this code location")
+    for one in on:
+        idle = one.idle_seconds or 0.0
+        if idle > max(_STANDS_STILL * one.every_seconds, _DAEMON_IS_GONE_SECONDS):
+            return FAIL(f"{one.name} ticked {length(idle)} ago; its interval is {length(one.every_seconds)}", advice)
+    if late := [one for one in on if (one.kept_seconds or 0.0) > _LATE * one.every_seconds]:
+        return WARN(listed([_ticking(one) for one in late]), advice)
+    return OK(listed([_ticking(one) for one in on]) or "no group sensor is on")
+
+
+def _ticking(one: GroupSensor) -> str:
+    if one.kept_seconds is None:
+        return f"{one.name} ticked {length(one.idle_seconds or 0.0)} ago"
+    return f"{one.name} ticks every {length(one.kept_seconds)}; its interval is {length(one.every_seconds)}"
+
+
+INSTANCE = (
+    Rule(
+        "monitoring",
+        (
+            "run_monitoring.enabled",
+            "run_monitoring.poll_interval_seconds",
+            "run_monitoring.max_runtime_seconds",
+            "run_monitoring.free_slots_after_run_end_seconds",
+        ),
+        _monitoring,
+    ),
+    Rule("queue", ("run_coordinator.class", "run_coordinator.config.dequeue_interval_seconds"), _coordinator),
+    Rule(
+        "limits",
+        ("concurrency.runs.max_concurrent_runs", "concurrency.runs.tag_concurrency_limits", "groups"),
+        _limits,
+    ),
+    Rule("pools", ("concurrency.pools.granularity",), _pools),
+    Rule("retries", ("run_retries.enabled", "run_retries.max_retries"), _retries),
+    Rule("storage", ("storage", "run_launcher.class"), _storage),
+    Rule("threads", ("sensors.use_threads", "groups"), _threads),
+    Rule("ticks", ("retention.sensor.purge_after_days",), _ticks),
+    Rule("daemon", ("daemon seconds",), _daemon),
+)
+LOCATION = (
+    Rule("executor", ("executor",), _executor),
+    Rule("sensors", ("sensors",), _sensors),
+    Rule("period", ("sensors",), _period),
+)

@@ -1,0 +1,136 @@
+"""How is the embedded broker started? Apache Kafka, one node that is broker and controller, on loopback only.
+
+The settings are those of a broker nobody shares: replication factors of 1, no initial wait for group members,
+session timeouts down to 1 s, 4 s instead of 9 s until a killed broker is let in again, and compaction that looks for
+work every second instead of every 15. Topics are never created by a misspelt name.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import uuid
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.embedded.jars import find_java, resolve
+from kafka_liveness_dagster.embedded.processes import (
+    LOOPBACK,
+    START_SECONDS,
+    Launch,
+    answers,
+    free_port,
+    last_lines,
+    mark_option,
+    start_seconds,
+)
+from kafka_liveness_dagster.embedded.state import ServiceNotStartedError, empty, folder_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# log.dirs is relative to where the broker runs: Java reads this file as Latin-1, and a comma would divide the path
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{loopback}:{controller_port}
+listeners=BROKER://{loopback}:{port},CONTROLLER://{loopback}:{controller_port}
+advertised.listeners=BROKER://{loopback}:{port}
+listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=BROKER
+controller.listener.names=CONTROLLER
+log.dirs=data
+auto.create.topics.enable=false
+default.replication.factor=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=5
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=5
+broker.session.timeout.ms=4000
+broker.heartbeat.interval.ms=500
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+group.consumer.min.session.timeout.ms=1000
+group.consumer.min.heartbeat.interval.ms=500
+log.cleaner.backoff.ms=1000
+"""
+
+
+def launch(home: Path, port: int, mark: str, show: Callable[[str], None]) -> Launch:
+    """Write the broker's settings and, once, format its storage.
+
+    Raises:
+        JarsError, JavaNotFoundError: see `resolve`.
+        ServiceNotStartedError: the storage could not be formatted, or not in time.
+    """
+    folder = folder_of(home, "kafka")
+    data, settings, scratch = folder / "data", folder / "server.properties", empty(folder / "tmp")
+    options = ("-Xmx512m", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={scratch}", *_logging(), mark_option(mark))
+    java = (str(find_java()), *options, "-cp", f"{resolve('kafka', show=show)}/*")
+    settings.write_text(_PROPERTIES.format(loopback=LOOPBACK, port=port, controller_port=free_port()))
+    if not (data / "meta.properties").exists():  # the last thing the format writes
+        show("formatting the storage of Kafka")
+        _format(java, data, settings, home / "logs" / "kafka-format.log")
+    return Launch((*java, "kafka.Kafka", str(settings)), folder, os.environ)
+
+
+def is_ready(port: int) -> bool:
+    """Whether the broker tells its topics and a group's offsets.
+
+    The port is open a little earlier, and the first group waits for the offsets topic to be made: without the
+    question its first commit would be refused with NOT_COORDINATOR. A consumer asks, not an AdminClient: in that
+    one librdkafka 2.16 dereferences NULL (a segmentation fault) when the answer is NOT_COORDINATOR.
+    """
+    if not answers(port):
+        return False
+    from confluent_kafka import Consumer, KafkaException, TopicPartition  # noqa: PLC0415  costs 0.1 s
+
+    asking = Consumer({"bootstrap.servers": f"{LOOPBACK}:{port}", "group.id": "is-it-ready", "log_level": 0})
+    try:
+        asking.list_topics(timeout=2)
+        (told,) = asking.committed([TopicPartition("any", 0)], timeout=2)
+    except KafkaException:
+        return False
+    finally:
+        asking.close()
+    return told.error is None
+
+
+def _logging() -> tuple[str, ...]:
+    """Warnings and worse, to standard error, which is the log file."""
+    simple = "-Dorg.slf4j.simpleLogger"
+    return (
+        f"{simple}.defaultLogLevel=warn",
+        f"{simple}.showDateTime=true",
+        f"{simple}.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSZ",
+    )
+
+
+def _format(java: tuple[str, ...], data: Path, settings: Path, log: Path) -> None:
+    shutil.rmtree(data, ignore_errors=True)  # a format that was cut off: no broker has ever run on it
+    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    seconds = start_seconds()
+    try:
+        with log.open("wb") as output:
+            done = subprocess.run(
+                [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(settings)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                cwd=settings.parent, timeout=seconds, check=False,
+            )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        raise ServiceNotStartedError(
+            f"the storage of Kafka was not formatted in {seconds:g} s, which takes one second on an idle machine: "
+            f"is the disk of {data.parent} slow or full, or the machine busy? The next start formats it anew; set "
+            f"{START_SECONDS} to give it more. {log} ends with:\n{last_lines(log)}"
+        ) from late
+    if done.returncode:
+        raise ServiceNotStartedError(
+            f"the storage of Kafka could not be formatted (code {done.returncode}): is {data.parent} writable and "
+            f"the disk not full? {log} ends with:\n{last_lines(log)}"
+        )

@@ -1,0 +1,135 @@
+"""How is the embedded Spark Connect server started? From the pyspark wheel, on loopback, for those with its token.
+
+The token is in the environment of the process and in the state file, never on a command line or in a log. Whatever
+Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in the state folder.
+
+``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``: another
+catalog, packages, memory. They come after ours, so they win; all but a few by which the server is reached and found
+again. Options for its Java go into ``spark.driver.defaultJavaOptions``. What Iceberg itself has to find, like the
+clients of a store, goes into ``spark.driver.extraClassPath``: Iceberg is on that path, and does not see packages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.embedded.jars import find_java, ivy_settings, pyspark_folder, resolve
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, Launch, mark_option
+from kafka_liveness_dagster.embedded.state import empty, folder_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CATALOG = "lake"
+_OURS = (
+    "spark.connect.grpc.binding.address",
+    "spark.connect.grpc.binding.port",
+    "spark.driver.extraClassPath",
+    "spark.driver.extraJavaOptions",  # with the mark by which the process is told from others
+)
+_CLASS_PATH = re.compile(r"^\s*spark\.driver\.extraClassPath[\s=:]+(?P<theirs>.*\S)", re.MULTILINE)
+_ANOTHER_SPARKS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
+_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
+
+
+def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], None], *, cores: int = 2) -> Launch:
+    """Write the server's settings.
+
+    Raises:
+        InvalidSettingError: there is no such file as ``KAFKA_LIVENESS_SPARK_CONF`` names.
+        JarsError, JavaNotFoundError: see `resolve`.
+    """
+    folder, jars = folder_of(home, "spark"), resolve("spark", show=show)
+    conf = folder / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    empty(folder / "local")
+    (conf / "log4j2.properties").write_text(_LOGGING)
+    theirs = _users_settings()
+    settings = _settings(home, port, mark, [f"{jars}/*", *_CLASS_PATH.findall(theirs)[-1:]], cores)
+    lines = {name: f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items()}
+    every = [*lines.values(), theirs, *(lines[name] for name in _OURS)]
+    written = conf / "spark-defaults.conf"
+    written.touch(mode=0o600)  # the user's settings may hold the secrets of a store
+    written.write_text("\n".join(every) + "\n")
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
+    return Launch((submit, "--class", server, "--name", mark, "spark-internal"), folder, _env(conf, token))
+
+
+def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: int) -> dict[str, str]:
+    catalog = f"spark.sql.catalog.{CATALOG}"
+    scratch = home / "spark" / "local"
+    return {
+        "spark.master": f"local[{cores}]",
+        "spark.driver.memory": "1g",
+        "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",  # short-lived objects on few cores: half of G1's time
+        "spark.broadcast.blockSize": "64k",  # each job broadcasts its code: by default it takes 4 MB of the heap for it
+        # Hadoop's own starts processes (`chmod`) for each file that it makes; this one asks Java
+        "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+        "spark.driver.extraClassPath": ":".join(class_path),
+        "spark.driver.extraJavaOptions": f'{mark_option(mark)} "-Djava.io.tmpdir={scratch}"',
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.ui.enabled": "false",
+        # Of the driver's RPC and the block manager: without it every user of this machine may stop them, and has them
+        # deserialize objects of Java's. With a local master Spark makes up the secret, and keeps it in its memory
+        "spark.authenticate": "true",
+        "spark.jars.ivySettings": ivy_settings().as_uri(),
+        "spark.local.dir": "local",  # where it runs; a comma in its whole path would divide it
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.progress.reportInterval": "500ms",
+        "spark.connect.execute.manager.detachedTimeout": "60s",  # else it works for 5 min for a client that died
+        # What a read fetched and left is kept for the next, by default for 5 min and however much that is: small
+        # batches that were looked into before they were appended left 2.3 million records, and filled the heap
+        "spark.kafka.consumer.fetchedData.cache.timeout": "10s",
+        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": f"{home}/spark/spark-warehouse",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        catalog: "org.apache.iceberg.spark.SparkCatalog",
+        f"{catalog}.type": "jdbc",
+        f"{catalog}.uri": f"jdbc:sqlite:{home}/catalog.db?busy_timeout=10000",
+        f"{catalog}.jdbc.schema-version": "V1",
+        f"{catalog}.warehouse": f"{home}/warehouse",
+        f"{catalog}.cache-enabled": "false",  # else other sessions' commits are seen up to 30 s late
+    }
+
+
+def _users_settings() -> str:
+    """Java reads the last of two lines that set the same."""
+    named = os.environ.get("KAFKA_LIVENESS_SPARK_CONF")
+    try:
+        return Path(named).read_text() if named else ""
+    except OSError as error:
+        raise InvalidSettingError(
+            f"KAFKA_LIVENESS_SPARK_CONF names {named!r}, which cannot be read ({error.strerror}): name a file like "
+            "spark-defaults.conf, or unset it"
+        ) from None
+
+
+def _env(conf: Path, token: str) -> dict[str, str]:
+    """This environment without what was meant for another Spark or Hadoop."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_ANOTHER_SPARKS)}
+    return kept | {
+        "JAVA_HOME": str(find_java().parent.parent),
+        "SPARK_HOME": str(pyspark_folder()),
+        "SPARK_CONF_DIR": str(conf),
+        "PYSPARK_PYTHON": sys.executable,  # functions of the user's find what their transform finds
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+    }

@@ -1,0 +1,54 @@
+"""What does a coordinator answer of a group? Its commits, its members and its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.commit_metadata import DoneLog, ExternalCommit, ForeignCommitError, LiveMark
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A committed offset with its metadata."""
+
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One member as the coordinator sees it."""
+
+    member_id: str
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as its coordinator describes it; ``state`` is the client's word, ``UNKNOWN`` for one it does not know."""
+
+    state: str
+    members: tuple[GroupMember, ...]
+
+
+def both_logs(
+    first: Commit | None, second: Commit | None
+) -> tuple[LiveMark | None, DoneLog, tuple[ExternalCommit, ...]]:
+    """What both logs say of a partition, and the commits that are not ours: a look at a group refuses nobody's."""
+    mark, external = None, []
+    if first is not None:
+        try:
+            mark = LiveMark.decode(first.metadata)
+        except ForeignCommitError:
+            external.append(ExternalCommit("first", first.offset, first.metadata))
+    log = DoneLog.read(second.offset, second.metadata) if second else DoneLog()
+    if log.external is not None:
+        external.append(log.external)
+    return mark, log, tuple(external)

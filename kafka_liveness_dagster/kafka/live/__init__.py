@@ -1,0 +1,1 @@
+"""The live lane: a member of the consumer group."""

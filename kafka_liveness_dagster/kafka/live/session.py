@@ -1,0 +1,338 @@
+"""Keep a consumer in its group: join, rejoin after a fence, commit as the current member.
+
+Never plans. Plain offsets are split between the two logs, as KIP-333 has it.
+
+Joins when there is no membership, answers the group, and settles what it assigned. Never plans.
+
+A dynamic member that is killed keeps its partitions from its successor until its session has timed out. By the classic
+protocol a member with a ``group.instance.id`` (KIP-345) is replaced at once by the next one of that name, which also
+fences it if it still lives; so each run of Dagster's has such a name of its own, and a run that finds one of a run for
+which nobody works any more goes on under it. It leaves as dynamic members do.
+
+Under KIP-848 the broker refuses the name until that session is over (``UNRELEASED_INSTANCE_ID``), and members that
+leave keep theirs: they are dynamic.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeVar
+from uuid import uuid4
+
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.commit_metadata import owed_before
+from kafka_liveness_dagster.core.errors import first_line
+from kafka_liveness_dagster.core.fencing import RETRIED, FenceReason
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+from kafka_liveness_dagster.core.run_ids import place_of, run_mark, run_of_place
+from kafka_liveness_dagster.kafka.catch_up.commit_log import no_room
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.live.member import SERVE_SECONDS
+from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from kafka_liveness_dagster.core.batch_planning import Rotation
+    from kafka_liveness_dagster.core.fencing import PollTimer
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.resume import Owned
+    from kafka_liveness_dagster.core.timeouts import Timeouts
+    from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
+    from kafka_liveness_dagster.kafka.live.assignment import Finish
+    from kafka_liveness_dagster.kafka.live.planner import Found, LiveLane
+    from kafka_liveness_dagster.kafka.run_context import RunLink
+    from kafka_liveness_dagster.kafka.settings import LiveSettings
+
+
+class Commits:
+    """The commits of one consumer.
+
+    Args:
+        cluster: where the group is; ``group_id``: its name.
+        memberships: by which it commits to the first log.
+        rotation: is told whose turn it was in what is committed.
+        found: where the live lane of this consumer began.
+        second: the second log, opened when it has to be written.
+        link: the run, which is told of its first commit.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group_id: str,
+        memberships: Memberships,
+        rotation: Rotation,
+        *,
+        found: Found,
+        second: Callable[[], SecondLog],
+        link: RunLink,
+    ) -> None:
+        self._cluster, self._group_id, self._memberships = cluster, group_id, memberships
+        self._rotation, self._found, self._second, self._link = rotation, found, second, link
+        self._fence, self._told_work = memberships.fence, False
+
+    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
+        """Commit a processed batch: position, mark and owed ranges in one request.
+
+        Partitions that were handed over meanwhile are left to their new owner, who processes them again. Plain
+        offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the offset lags
+        created by a crash", it goes to the second commit log, the others to the first. The live lane's own commit
+        changes nothing, though a pending range ends there: it does not show that anyone has read the range.
+
+        Returns:
+            The partitions that were handed over: nothing of them was committed.
+
+        Raises:
+            FencedError: this process may not commit any more.
+            CommitRefusedError: the broker refused, the batch is out of order, or an offset belongs to neither lane.
+                Nothing was lost.
+        """
+        self._fence.check()
+        if not isinstance(done, Batch):
+            return self._commit_offsets(done)
+        self._fence.check_epoch(done)
+        handed_over = self._commit_live(done.spans, done.arrivals, done.owing)
+        self._rotation.committed = done.last
+        if not self._told_work:
+            self._told_work = True
+            self._link.worked()
+        return handed_over
+
+    def confirm(self, batch: Batch) -> None:
+        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
+
+        Raises:
+            FencedError: others have it by now, or this process may not commit any more.
+        """
+        self._fence.check_open(batch)
+        try:
+            self._memberships.with_group(lambda lane: lane.confirm(batch, self._fence.heartbeat))
+        except FencedError as fenced:  # what was planned after it comes again too
+            self._fence.cut_off(fenced.reason)
+            raise
+
+    def check_room(self, batch: Batch) -> None:
+        """Ask whether the commit of this batch can say what it leaves out, before that is passed.
+
+        Raises:
+            BadRecordError: it cannot.
+            FencedError: this process may not commit any more.
+        """
+        self._fence.check_open(batch)
+        if not all(owned.has_room(batch.owing(tp)) for tp, owned in dict(self._memberships.owned).items()):
+            raise no_room(batch.left_out)
+
+    def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
+        held = dict(self._memberships.owned)
+        new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
+        facts = self._cluster.facts(self._group_id, list(new))
+        pending = {tp: one.outstanding for tp, one in facts.items()}
+        owed = {tp: owed_before(offset, pending[tp], self._found.began.get(tp, ())) for tp, offset in new.items()}
+        mine = {tp: self._in_hand(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None}
+        if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
+            self._second().record(caught_up, self._fence.check)
+        if not mine:
+            return ()
+        spans = {tp: Span(owned.committed, new[tp]) for tp, owned in mine.items()}
+        return self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
+
+    def _in_hand(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> Owned:
+        """The ownership that ``offset`` lies in; counted from this member's own commit, which may have skipped data."""
+        owned = self._memberships.owned.get(tp)
+        if behind := [span for span in pending if span.start < offset <= span.end]:
+            raise CommitRefusedError(
+                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not show that "
+                f"these {behind[0].size:,} offsets were read. Nothing was committed, in either log. Fix: commit the "
+                "batches of kafka.catch_up, which record the whole range, or an offset inside of it"
+            )
+        if owned is None or not owned.committed <= offset <= owned.position:
+            raise CommitRefusedError(
+                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
+                f"{owned.position if owned else None} and whose commit {owned.committed if owned else None}. Commit "
+                "what poll() gave; nothing was committed, in either log"
+            )
+        return owned
+
+    def _commit_live(
+        self,
+        spans: Mapping[TopicPartition, Span],
+        arrivals: Mapping[TopicPartition, int],
+        left_out: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
+    ) -> tuple[TopicPartition, ...]:
+        # the work is done: waiting for the group is no stall
+        return self._memberships.with_group(lambda lane: lane.commit(spans, arrivals, self._fence.heartbeat, left_out))
+
+
+Committed = TypeVar("Committed")
+
+
+class Memberships:
+    """The memberships of one consumer.
+
+    Args:
+        timer: the poll timer, and the run it works for (``link``): what its watchdog looks at.
+        serves_while_busy: the group is answered all the time, on a thread of the watchdog's.
+        join: makes a new member, once everything that can be checked was checked.
+        outcome: of a batch whose membership has ended, as a clause of the error.
+
+    Attributes:
+        lane: what the last one works on; None before the first.
+        watchdog: ends the one that goes on; ``fence``: what it raises.
+    """
+
+    def __init__(
+        self,
+        timer: PollTimer,
+        link: RunLink,
+        join: Callable[[], LiveLane],
+        *,
+        serves_while_busy: bool,
+        outcome: str = RETRIED,
+    ) -> None:
+        self.lane: LiveLane | None = None
+        serve = self.answer if serves_while_busy else None
+        self.watchdog = Watchdog(timer, link, lambda _reason: None, serve, outcome)
+        self.fence = Fence(self.watchdog, "the batch was planned before the consumer rejoined", begun=False)
+        self._join, self._serves_while_busy = join, serves_while_busy
+        self._before_revoke: Finish | None = None
+
+    @property
+    def owned(self) -> Mapping[TopicPartition, Owned]:
+        """The settled partitions."""
+        return {} if self.lane is None else self.lane.member.owned
+
+    def before_revoke(self, finish: Finish) -> None:
+        """Register what commits the open batches when a rebalance is about to take partitions of theirs.
+
+        With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
+
+        Args:
+            finish: gets what it has to call while it waits, which raises when it has to end: ``HandoverDueError`` when
+                the group would soon throw this member out, ``FencedError`` when this process may not commit any more.
+
+        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
+        """
+        self._before_revoke = None if self._serves_while_busy else finish
+
+    def serve(self, seconds: float | None = None) -> LiveLane:
+        """Be a member: join when there is no membership, answer the group, settle what it assigned.
+
+        Args:
+            seconds: how long a member waits for news, None for a moment; who is none yet always does.
+        """
+        lane = self._joined()
+        finish = None if self._before_revoke is None else self._hand_over
+        lane.member.serve(SERVE_SECONDS if seconds is None or not lane.member.joined else seconds, finish)
+        if not self._fence_if_ended(lane):
+            self.fence.still_polling()
+            try:
+                lane.settle()
+            except CommitRefusedError:
+                if not self._fence_if_ended(lane):
+                    raise
+        return lane
+
+    def answer(self) -> None:
+        """Answer the group, if nobody does at this moment.
+
+        Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a rebalance.
+        """
+        lane = self.lane
+        if lane is not None:
+            lane.member.serve_if_idle()
+            self._fence_if_ended(lane)
+
+    def with_group(self, commit: Callable[[LiveLane], Committed]) -> Committed:
+        """Commit by the membership that goes on. A refusal says what it means: the fence goes up when it has ended.
+
+        Raises:
+            FencedError: it has, or had before.
+        """
+        lane = self.lane
+        assert lane is not None  # noqa: S101 - it has a position
+        try:
+            committed = commit(lane)
+        except BrokerUnreachableError:
+            raise  # to wait for it once more, as a new member, would take as long again
+        except BaseException:
+            self._check(lane)  # says more than the broker's refusal
+            raise
+        self._check(lane)
+        return committed
+
+    def close(self, *, release: bool, why: FenceReason = FenceReason.CLOSED) -> None:
+        """Leave for good; a fence that is up already says itself whether the partitions are released."""
+        fenced = self.watchdog.reason  # its thread may be about to leave
+        try:
+            self.watchdog.stop(why)
+        finally:
+            if self.lane is not None:
+                self.lane.member.leave(release=release if fenced is None else fenced.releases)
+
+    def _joined(self) -> LiveLane:
+        before = self.lane
+        if before is not None and self.fence.still_polling():
+            return before
+        why = self.watchdog.reason or FenceReason.POLL_TIMEOUT
+        if not why.may_rejoin:
+            self.watchdog.check()
+        if before is not None:
+            before.leave(why)  # who raised the fence may not have come to it yet
+        self.lane = self._join()
+        self.fence.cut_off(why)
+        self.watchdog.rearm(self.lane.leave)
+        if before is None:
+            self.watchdog.start()
+        return self.lane
+
+    def _check(self, lane: LiveLane) -> None:
+        self._fence_if_ended(lane)
+        self.watchdog.check()
+
+    def _fence_if_ended(self, lane: LiveLane) -> bool:
+        if lane.member.ended is not None:
+            self.watchdog.fence(lane.member.ended, lane.leave)
+        return lane.member.ended is not None
+
+    def _hand_over(self, in_time: Callable[[], None]) -> None:
+        def may_wait() -> None:
+            self.fence.check()
+            in_time()
+
+        if self._before_revoke is not None:
+            self._before_revoke(may_wait)
+
+
+log = logging.getLogger("kafka_liveness_dagster")
+
+
+def place(
+    cluster: Cluster, live: LiveSettings, timeouts: Timeouts, link: RunLink, partitions: Collection[TopicPartition]
+) -> str | None:
+    """The ``group.instance.id`` for one membership; None for a dynamic member, or one that has a name of the user's.
+
+    Args:
+        cluster: where the group is.
+        live: which group, and the user's name.
+        timeouts: by which protocol.
+        link: knows which runs are gone; a script does not, and nobody could tell that it is.
+        partitions: of the topics, now. Where the group has dealt others it must deal again, and who goes on under a
+            name that it knows is given what that name had: the others would stand still.
+    """
+    if link.take_over is None or timeouts.protocol == "consumer" or live.group_instance_id is not None:
+        return None
+    members = sorted(cluster.members(live.group_id), key=lambda member: -len(member.partitions))
+    dealt = {tp for member in members for tp in member.partitions}
+    fits = not dealt or dealt == set(partitions)  # none: they are dealt at this moment
+    names = [name for member in members if fits and run_of_place(name := member.group_instance_id) and name]
+    try:
+        taken = link.take_over(live.group_id, names)
+    except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run waits for the session
+        log.warning("could not ask Dagster whose places in group %s are free: %s", live.group_id, first_line(error))
+        taken = None
+    if taken is not None:
+        gone = run_mark(run_of_place(taken) or "")
+        link.log.info("takes the place of run %s, which is gone: its session is not waited for", gone)
+    return taken or place_of(link.run_id, uuid4().hex[:8])

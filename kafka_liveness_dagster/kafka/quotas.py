@@ -1,0 +1,59 @@
+"""Find out whether the broker throttles the reads of a login: a fetch response has the delay that a quota imposes.
+
+The client library cannot list quotas (librdkafka 2.16 has no DescribeClientQuotas). Never changes anything, and never
+fails: no answer is no throttling that anybody knows of.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.kafka.clients import made
+
+if TYPE_CHECKING:
+    from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
+
+CONNECT_SECONDS = 15.0  # for the first response
+WAIT_SECONDS = 3.0  # for some more
+_ENOUGH_SECONDS, _LEAST_SECONDS = 1.0, 0.01  # a delay that is told at once, and the shortest that is told
+CLIENT_ID = "kafka-liveness/throttling"
+
+
+def throttle_seconds(settings: KafkaSettings, tp: TopicPartition, seconds: float = WAIT_SECONDS) -> float:
+    """Return the delay that a quota imposes on this login's fetches now; 0 without one, or without a response in time.
+
+    All clients of a user share a quota of the user, Spark's readers too. A quota of each client id is not seen: each of
+    Spark's readers has an id of its own. The fetch is at the log end, so that it takes nothing of the quota.
+
+    Args:
+        settings: of the cluster.
+        tp: any partition that this login may read.
+        seconds: how long to wait for more than one response.
+    """
+    delays: list[float] = []
+
+    def hear(event: Any) -> None:
+        """Caller: the client's poll. Affects: what is returned."""
+        delays.append(event.throttle_time)
+
+    config = {**settings.reader(CLIENT_ID, CLIENT_ID), "fetch.wait.max.ms": 300, "throttle_cb": hear}
+    try:
+        client = made(Consumer, config)
+        try:
+            client.assign([KafkaTopicPartition(*tp, OFFSET_END)])
+            give_up_at = time.monotonic() + CONNECT_SECONDS
+            while max(delays, default=0.0) < _ENOUGH_SECONDS and time.monotonic() < give_up_at:
+                if client.poll(0.1) is not None:  # connected; one response of several may come undelayed
+                    give_up_at = min(give_up_at, time.monotonic() + seconds)
+        finally:
+            client.close()
+    except (KafkaException, KafkaLivenessError):
+        return 0.0
+    longest = max(delays, default=0.0)
+    return longest if longest >= _LEAST_SECONDS else 0.0

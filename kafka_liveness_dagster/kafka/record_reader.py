@@ -1,0 +1,230 @@
+"""How does an op without Spark read a batch? Its records one by one, by a client that belongs to no group.
+
+The client is assigned exactly the planned ranges and stays connected from batch to batch; it never joins and never
+commits, so the member goes on with its heartbeats while the op iterates. Ranges end by position, not by count: their
+last offsets may be holes (aborted, control records, compacted away), and the next record or the log end tells so.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.partition_state import check_log
+from kafka_liveness_dagster.core.record_reader import Held, Heuristic, Prefetch, Reading
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.clients import made
+from kafka_liveness_dagster.kafka.errors import is_passing, named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
+    from kafka_liveness_dagster.kafka.watchdog import Fence
+
+_WAIT_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
+_MOST = 2_000  # records at a time: more leave the processor's cache before they are sorted by partition
+_SAMPLE = 100  # how many of the last records tell the size of the next ones
+_DEFAULT = Prefetch()
+
+
+class OvertakenError(KafkaLivenessError):
+    """A second batch was begun before the records of the first were all given."""
+
+
+class Records:
+    """What both lanes offer to ops that process a batch in Python.
+
+    Args:
+        reader: fetches the records; ``fence``: what the batches are open by.
+    """
+
+    def __init__(self, reader: RecordReader, fence: Fence) -> None:
+        self._reader, self._fence = reader, fence
+
+    def records(
+        self,
+        batch: Batch,
+        *,
+        prefetch: Heuristic = "partition",
+        max_buffered_records: int = _DEFAULT.max_records,
+        max_buffered_bytes: int = _DEFAULT.max_bytes,
+    ) -> Iterator[Message]:
+        """The records of exactly this batch's ranges, to iterate once; iterate again to read them again.
+
+        The partitions take turns, a record each, until they have no more (KIP-41's round-robin): an op that stops
+        half-way has seen all of them. Within a partition records come by offset, and the same batch gives the same
+        order. There may be fewer records than offsets. Iterating is no heartbeat: call ``heartbeat()`` where a batch
+        may outlast its budget.
+
+        Args:
+            batch: what ``poll`` gave.
+            prefetch: KIP-41's heuristic for fetching ahead, see ``core.record_reader.Prefetch``: ``partition`` fetches
+                each partition of which less than its share is held, ``total`` all of them when little is held of all.
+            max_buffered_records: about how many records may wait for their turn; never three times as many.
+            max_buffered_bytes: the same for the bytes of their values. librdkafka's own queue comes on top
+                (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``).
+
+        Raises:
+            FencedError: from the iterator, as soon as this process may not commit the batch any more.
+            OvertakenError: from the iterator, when the records of another batch were asked for meanwhile.
+            DataExpiredError: from the iterator, when offsets of the batch were deleted before they were read.
+        """
+        bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
+        if not self._reader.is_open:
+            self._fence.on_fence(self._reader.withhold_fenced)
+        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self._fence.check_open(batch)))
+
+
+class RecordReader:
+    """The client of one consumer; what it fetched beyond a batch is there for the next."""
+
+    def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
+        self._kafka, self._doing = kafka, f"reading records for {group_id}"
+        self._config = kafka.reader(group_id, f"{client_id}/records")
+        self._client: Any = None
+        self._reading: Reading[Any] = Reading()
+        self._assigned: set[TopicPartition] = set()
+        self._paused: set[TopicPartition] = set()
+        self._given: list[Message] = []
+        self._check: Callable[[], None] = lambda: None
+        self._record_bytes: float | None = None
+        self._turn, self._drained = 0, True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its client is connected."""
+        return self._client is not None
+
+    def held(self) -> Held:
+        """What waits of all partitions."""
+        every = self._reading.held().values()
+        return Held(sum(h.records for h in every), sum(h.bytes for h in every))
+
+    def read(
+        self, ranges: Iterable[OffsetRange], bound: Prefetch, may_go_on: Callable[[], None]
+    ) -> Iterator[list[Message]]:
+        """The records of these ranges in turns, in lists of as many as are there; ``may_go_on`` is asked for each."""
+        self.withhold()
+        self._turn += 1
+        turn = self._turn
+
+        def check() -> None:
+            may_go_on()
+            if turn != self._turn:
+                raise OvertakenError(
+                    "the records of another batch were asked for before these were all read: read one batch after the "
+                    "other, or keep the records of the first in a list"
+                )
+
+        check()
+        if self._client is None:
+            self._client = made(Consumer, self._config)
+        moves = self._reading.begin(ranges)
+        self._leave(moves.leave)
+        self._seek(moves.seek)
+        while True:
+            check()
+            self._seek(self._reading.go_on())
+            if self._reading.is_over:
+                return
+            self._check, self._given = check, self._reading.give()  # in this order, for withhold_fenced
+            if self._given:
+                check()  # a fence that went up before there was anything to withhold
+                yield self._given
+            else:
+                self._take(bound)
+
+    def withhold_fenced(self) -> None:
+        """Give no record more of a batch that is fenced.
+
+        Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is being read.
+        Affects: the list being iterated, which ends with the record the op has; its iterator then finds out why.
+        """
+        given, check = self._given, self._check
+        try:
+            check()
+        except KafkaLivenessError:
+            given.clear()
+
+    def withhold(self) -> None:
+        """Give no record more of those that are on their way to the op."""
+        self._given.clear()
+
+    def close(self) -> None:
+        """Disconnect; there is no group to leave."""
+        self.withhold()
+        if self._client is not None:
+            self._client.close()
+
+    def _seek(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """By a new assignment: librdkafka then drops what it has queued of a partition, wherever the offset lies."""
+        self._leave(offsets.keys() & self._assigned)
+        if offsets:
+            self._call("incremental_assign", [KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+            self._assigned |= offsets.keys()
+
+    def _leave(self, partitions: set[TopicPartition]) -> None:
+        self._pause(self._paused - partitions)
+        if partitions:
+            self._call("incremental_unassign", [KafkaTopicPartition(*tp) for tp in partitions])
+            self._assigned -= partitions
+
+    def _pause(self, paused: set[TopicPartition]) -> None:
+        for name, changed in (("resume", self._paused - paused), ("pause", paused - self._paused)):
+            if changed:
+                self._call(name, [KafkaTopicPartition(*tp) for tp in changed])
+        self._paused = paused
+
+    def _take(self, bound: Prefetch) -> None:
+        """Take from librdkafka what is there; wait only when nothing is."""
+        held = self._reading.held()
+        self._pause(bound.to_pause(held, self._paused, drained=self._drained))
+        room = min(_MOST, bound.room(held, self._record_bytes))
+        got = self._call("consume", 1, _WAIT_SECONDS)
+        if got and room > 1:
+            got += self._call("consume", room - 1, 0)
+        self._drained = len(got) < room
+        if got:
+            self._record_bytes = sum(map(len, got[-_SAMPLE:])) / len(got[-_SAMPLE:])
+        for tp, run in _runs(got, {tp.topic for tp in held}):
+            if any(map(Message.error, run)):
+                self._hear(tp, run)
+            else:
+                self._reading.add(tp, run)
+
+    def _hear(self, tp: TopicPartition, run: list[Any]) -> None:
+        """Records among which librdkafka tells something: the log end was reached, or what went wrong."""
+        for message in run:
+            error = message.error()
+            if error is None:
+                self._reading.add(tp, [message])
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own codes begin so
+                self._reading.reached(tp, message.offset())
+            elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART or not is_passing(error):
+                at = self._reading.position(tp)
+                if at is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+                    check_log(tp, at, *Cluster(self._kafka).log_bounds([tp])[tp])
+                raise named(error, self._doing, self._kafka.bootstrap_servers)
+
+    def _call(self, name: str, *args: Any) -> Any:
+        try:
+            return getattr(self._client, name)(*args)
+        except KafkaException as error:
+            raise named(error, self._doing, self._kafka.bootstrap_servers) from error
+
+
+def _runs(messages: list[Any], topics: set[str]) -> Iterator[tuple[TopicPartition, list[Any]]]:
+    """Neighbours of one partition together, without a step of Python for each record."""
+    partition_of: Any = Message.partition
+    topic_of: Any = Message.topic  # None for an error that is no partition's
+    for partition, same in groupby(messages, partition_of):
+        for topic, run in groupby(same, topic_of) if len(topics) > 1 else [(min(topics), same)]:
+            yield TopicPartition(topic, partition), list(run)

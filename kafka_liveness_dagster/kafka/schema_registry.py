@@ -1,0 +1,154 @@
+"""What does the schema registry say? By Confluent's own client; every answer within seconds, every refusal by name.
+
+Never shows a password: not in ``repr``, not in an error.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError, first_line
+from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.kafka.errors import AccessRefusedError
+from kafka_liveness_dagster.kafka.schema_registry_settings import WAITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from confluent_kafka.schema_registry import RegisteredSchema, Schema
+
+    from kafka_liveness_dagster.kafka.schema_registry_settings import RegistrySettings
+
+_PARSED = "serialized"  # Protobuf as a descriptor; a registry that knows no such form answers with the .proto file
+_NO_SUCH = {40401: "subject", 40402: "version", 40403: "schema"}  # the codes of the registry's API
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
+_WITH_IT = "nothing of the batch was written or committed"
+
+
+class RegistryUnreachableError(KafkaLivenessError, ConnectionError):
+    """No schema registry answered at the address in time, or what answers there is none; nothing was written."""
+
+
+class SchemaNotFoundError(KafkaLivenessError, LookupError):
+    """The schema registry has no such subject, or no schema of that id; nothing was written."""
+
+
+class SchemaRegistry:
+    """A schema registry; each schema is fetched once, the latest version of a subject each time.
+
+    Raises:
+        InvalidSettingError: what Confluent's client needs is not installed.
+    """
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415 - an extra brings it
+        except ImportError as error:
+            raise InvalidSettingError(
+                f"a schema registry needs what is not installed here ({error}): "
+                "pip install 'kafka-liveness-dagster[registry]'"
+            ) from None
+        self._url = settings.url
+        self._client = SchemaRegistryClient(settings.client())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def schema(self, number: int, where: str) -> Registered:
+        """The schema of this id, by which a record was written.
+
+        Args:
+            number: the id.
+            where: the record, for an error.
+
+        Raises:
+            SchemaNotFoundError: there is none.
+            RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: as they say.
+        """
+        found: Schema = self._asked(
+            lambda: self._client.get_schema(number, fmt=_PARSED), f"schema {number}, by which {where} was written"
+        )
+        return self._usable(number, found)
+
+    def latest(self, subject: str) -> Registered:
+        """The newest version of a subject.
+
+        Raises:
+            SchemaNotFoundError: there is no such subject.
+            RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: as they say.
+        """
+        self._client.clear_latest_caches()  # which would keep a version for the life of the client
+        found: RegisteredSchema = self._asked(
+            lambda: self._client.get_latest_version(subject, fmt=_PARSED), f"subject {subject!r}"
+        )
+        return self._usable(found.schema_id or 0, found.schema)
+
+    def _usable(self, number: int, schema: Schema) -> Registered:
+        if not schema.schema_str:
+            raise RegistryUnreachableError(self._no_registry("an answer without a schema"))
+        if schema.references:
+            named = ", ".join(str(one.name) for one in schema.references)
+            raise SchemaUnusableError(
+                f"schema {number} of {self._url} refers to others ({named}), which decode() does not follow: "
+                f"{_WITH_IT}; register it as one, or decode the column by a function of your own"
+            )
+        return Registered(number, schema.schema_type or "AVRO", schema.schema_str)
+
+    def _asked(self, ask: Callable[[], Any], what: str) -> Any:
+        from confluent_kafka.schema_registry import SchemaRegistryError  # noqa: PLC0415 - see above
+
+        try:
+            return ask()
+        except SchemaRegistryError as error:
+            raise self._refusal(error.http_status_code, error.error_code, what) from None
+        except Exception as error:  # noqa: BLE001 - of a HTTP client, which one is Confluent's business
+            told = first_line(error)[:200]
+            if _is_about_trust(error):
+                raise AccessRefusedError(
+                    f"the certificate of the schema registry at {self._url} was refused ({told}): {_WITH_IT}; "
+                    "let ssl_ca_location name the PEM file of the authority that signed it, and url the host in it"
+                ) from None
+            if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
+                raise RegistryUnreachableError(self._no_registry("what is no JSON of one")) from None
+            raise RegistryUnreachableError(
+                f"no schema registry answered at {self._url} in {WAITS['max.retries'] + 1} attempts of "
+                f"{WAITS['timeout']} s ({told}), asked for {what}: {_WITH_IT}; start it, or correct url"
+            ) from None
+
+    def _refusal(self, status: int, code: int, what: str) -> KafkaLivenessError:
+        if status in (_UNAUTHORIZED, _FORBIDDEN):
+            return AccessRefusedError(
+                f"the schema registry at {self._url} refused the login (HTTP {status}), asked for {what}: {_WITH_IT}; "
+                "correct username and password, or let that user read the subject"
+            )
+        if status == _NOT_FOUND and code in _NO_SUCH:
+            return SchemaNotFoundError(
+                f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}): {_WITH_IT}; "
+                "correct the subject, or url where the producers have another registry, or register it again"
+            )
+        if status == _NOT_FOUND:
+            return RegistryUnreachableError(self._no_registry(f"HTTP {status} and no code of one"))
+        return RegistryUnreachableError(
+            f"the schema registry at {self._url} answered with HTTP {status} (code {code}), asked for {what}: "
+            f"{_WITH_IT}; look at its log; the batch comes again"
+        )
+
+    def _no_registry(self, answered: str) -> str:
+        return (
+            f"what is at {self._url} answered with {answered}: {_WITH_IT}; url is where Confluent's API begins: "
+            "http://host:8081 of Confluent's and Karapace, http://host:8080/apis/ccompat/v7 of Apicurio"
+        )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_about_trust(error: Exception) -> bool:
+    return any(
+        isinstance(one, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(one) for one in _causes(error)
+    )

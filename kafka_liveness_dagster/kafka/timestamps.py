@@ -1,0 +1,282 @@
+"""Find offsets by timestamp, and the processed offsets of a time window.
+
+Offsets say how much is waiting, and not for how long: a partition that gets a record an hour is hours behind by one.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.health import HeldBack
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection
+from kafka_liveness_dagster.core.partition_state import DataExpiredError
+from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS
+from kafka_liveness_dagster.kafka.clients import admin_client, made
+from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, named
+from kafka_liveness_dagster.kafka.partition_states import check_second_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from kafka_liveness_dagster.core.partition_state import PartitionFacts
+    from kafka_liveness_dagster.kafka.admin import Cluster
+
+
+_WORST = 10
+_SECONDS = 2.0  # to read so few records; then it is said of those that came
+_MOST = 100  # messages of one answer
+
+
+def seconds_behind(
+    cluster: Cluster, group_id: str, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> float | None:
+    """Seconds of the records' own timestamps from the newest that is processed to the newest in the log.
+
+    Of the partition that is worst off, among the ten with the largest lag. A timestamp may be the producer's
+    (``CreateTime``): records that are older than their neighbours count as what they say.
+
+    Args:
+        cluster: where they are.
+        group_id: in whose name they are read: nothing is joined or committed.
+        positions: where the lane goes on.
+        ends: of the logs.
+
+    Returns:
+        0 where nothing waits, None where nobody can tell: a broker before 3.0, or one that is slow.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    waiting = sorted((tp for tp in positions if ends[tp] > positions[tp]), key=lambda tp: positions[tp] - ends[tp])
+    if not waiting:
+        return 0.0
+    newest = _newest(cluster, waiting[:_WORST])
+    processed = timestamps(cluster, group_id, {tp: max(0, positions[tp] - 1) for tp in newest})
+    behind = [newest[tp] - at_ms for tp, at_ms in processed.items()]
+    return max(0, *behind) / 1000 if behind else None
+
+
+def held_back(cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int]) -> tuple[HeldBack, ...]:
+    """What waits behind open transactions; since when, of the ten partitions where most does.
+
+    Args:
+        cluster: where they are.
+        group_id: in whose name they are read: nothing is joined or committed.
+        ends: the last stable offsets, as of a moment ago.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    very_ends = _listed(cluster, ends, OffsetSpec.latest(), "asking where the logs end")
+    behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
+    stable = {
+        tp: end for tp, (_, end) in cluster.log_bounds(behind).items()
+    }  # later: what came meanwhile is behind none
+    waiting = {tp: very_ends[tp].offset - end for tp, end in stable.items() if very_ends[tp].offset > end}
+    if not waiting:
+        return ()
+    worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_WORST]
+    began = timestamps(cluster, group_id, {tp: stable[tp] for tp in worst}, isolation="read_uncommitted")
+    ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items() if at_ms > 0}
+    return tuple(HeldBack(tp, stable[tp], count, ages.get(tp)) for tp, count in waiting.items())
+
+
+def timestamps(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int], isolation: str = "read_committed"
+) -> dict[TopicPartition, int]:
+    """Milliseconds of the first record at or behind each offset, of those that came in time.
+
+    At the offset itself may be none: a transaction's marker, or what compaction took.
+    """
+    settings = cluster.settings
+    reader = settings.reader(group_id, "kafka-liveness/behind")
+    config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
+    client: Any = made(Consumer, config)
+    found: dict[TopicPartition, int] = {}
+    unheard, give_up_at = set(offsets), time.monotonic() + _SECONDS
+    try:
+        client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+        while unheard and (left := give_up_at - time.monotonic()) > 0:
+            heard: set[TopicPartition] = set()
+            for message in client.consume(_MOST, min(left, 0.1)):
+                at = TopicPartition(message.topic(), message.partition())
+                if at in unheard - heard and not message.error():
+                    found[at] = message.timestamp()[1]
+                heard.add(at)
+            client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])  # else the others wait for their rest
+            unheard -= heard
+    except KafkaException as error:
+        raise named(error, f"reading how old the records of {group_id} are", settings.bootstrap_servers) from error
+    finally:
+        client.close()
+    return found
+
+
+def offsets_at(cluster: Cluster, partitions: Iterable[TopicPartition], at_ms: int) -> dict[TopicPartition, int | None]:
+    """The first offset of each partition whose timestamp is not before this one; None where there is none.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    found = _listed(cluster, partitions, OffsetSpec.for_timestamp(at_ms), "asking which offsets are of a time")
+    return {tp: one.offset if one.offset >= 0 else None for tp, one in found.items()}
+
+
+def window_bounds(
+    cluster: Cluster, partitions: Sequence[TopicPartition], begin_ms: int, end_ms: int
+) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, int]]:
+    """Between which offsets of each partition a window of time lies.
+
+    Args:
+        cluster: where they are.
+        partitions: of the topics.
+        begin_ms: of the window, since the epoch.
+        end_ms: of the window; the first offset that is not before it is behind the window.
+
+    Returns:
+        The first offsets that are not before its beginning, None where there is none; and those behind it: where there
+        is none the log's very end, with what is in open transactions, of which nobody knows yet.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    return offsets_at(cluster, partitions, begin_ms), window_ends(cluster, partitions, end_ms)
+
+
+def window_ends(cluster: Cluster, partitions: Sequence[TopicPartition], end_ms: int) -> dict[TopicPartition, int]:
+    """Return the offsets behind a window, as ``window_bounds`` does.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        KafkaRefusedError: the broker refuses to tell.
+    """
+    found = offsets_at(cluster, partitions, end_ms)
+    last = [tp for tp, at in found.items() if at is None]
+    ends = _listed(cluster, last, OffsetSpec.latest(), "asking where the logs end")
+    return {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
+
+
+def _newest(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Milliseconds of the newest record's timestamp of each partition that has one; none before Kafka 3.0."""
+    try:
+        found = _listed(cluster, partitions, OffsetSpec.max_timestamp(), "asking how new the newest records are")
+    except KafkaRefusedError:
+        return {}
+    return {tp: one.timestamp for tp, one in found.items() if one.offset >= 0}
+
+
+def _listed(
+    cluster: Cluster, partitions: Iterable[TopicPartition], of: OffsetSpec, doing: str
+) -> dict[TopicPartition, Any]:
+    admin, heard = admin_client(cluster.settings)
+    wanted = {KafkaTopicPartition(*tp): of for tp in partitions}
+    if not wanted:
+        return {}
+    asked = admin.list_offsets(wanted, request_timeout=REQUEST_SECONDS)
+    try:
+        return {TopicPartition(tp.topic, tp.partition): one.result() for tp, one in asked.items()}
+    except KafkaException as error:
+        admin.poll(0)  # serves what the client has to say
+        raise heard.named(error, doing) from error
+
+
+@dataclass(frozen=True)
+class Processed:
+    """What of a group's offsets lies between two times.
+
+    Attributes:
+        ranges: processed once.
+        owed: not processed yet, and owed.
+        ahead: how many the live lane has still to read, open transactions and partitions without a commit included.
+    """
+
+    ranges: tuple[OffsetRange, ...]
+    owed: tuple[OffsetRange, ...]
+    ahead: int
+
+    def left_out(self) -> Iterator[str]:
+        """A line for each reason why something of it is none of the ranges."""
+        if self.owed:
+            yield f"since they are owed and have partitions of their own: {', '.join(map(str, self.owed))}"
+        if self.ahead:
+            yield f"since the live lane comes to them: {self.ahead:,} offsets"
+
+
+def processed(
+    cluster: Cluster,
+    group_id: str,
+    topics: Sequence[str],
+    begin_ms: int,
+    end_ms: int | None,
+    *,
+    allow_expired: bool = False,
+) -> Processed:
+    """The offsets of a group whose timestamps lie from ``begin_ms`` to before ``end_ms``, both since the epoch.
+
+    Args:
+        cluster: where the group is.
+        group_id: of the live lane.
+        topics: only these; all that the group has commits of where there are none.
+        begin_ms: of the window.
+        end_ms: of the window; None for all that is committed.
+        allow_expired: take what the broker still has of it.
+
+    Raises:
+        InvalidSettingError: the group has committed nothing.
+        DataExpiredError: the broker has deleted records, maybe some of the window's.
+        ForeignCommitError: an external commit replaced the second log; the next run with a table rewrites it.
+    """
+    known = cluster.partitions(list(topics) or cluster.topics())
+    facts = cluster.facts(group_id, sorted(cluster.commits(group_id, known)))
+    check_second_log(cluster, group_id, facts)
+    if not facts:
+        raise InvalidSettingError(f"group {group_id} has committed nothing{' of these topics' if topics else ''}")
+    first: Mapping[TopicPartition, int | None]
+    behind: Mapping[TopicPartition, int | None] = dict.fromkeys(facts)
+    if end_ms is None:
+        first = offsets_at(cluster, facts, begin_ms)
+    else:
+        first, behind = window_bounds(cluster, list(facts), begin_ms, end_ms)
+    spans = {tp: _span(first[tp], behind[tp], one.log_end) for tp, one in facts.items()}
+    new = cluster.log_bounds(tp for tp in known if topics and tp not in facts)
+    if not allow_expired:
+        _check_whole(facts, spans)
+    return Processed(
+        tuple(OffsetRange(*tp, *span) for tp, one in facts.items() for span in _done(one, spans[tp])),
+        tuple(OffsetRange(*tp, *s) for tp, one in facts.items() for s in intersection(one.outstanding, (spans[tp],))),
+        sum(max(0, spans[tp].end - max(spans[tp].start, one.committed or 0)) for tp, one in facts.items())
+        + sum(end - start for start, end in new.values()),
+    )
+
+
+def _check_whole(facts: Mapping[TopicPartition, PartitionFacts], spans: Mapping[TopicPartition, Span]) -> None:
+    cut = [tp for tp, one in facts.items() if 0 < one.log_start == spans[tp].start]
+    if cut:
+        raise DataExpiredError(
+            f"the broker has deleted the first {facts[cut[0]].log_start:,} offsets of {cut[0]}"
+            f"{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and nobody can tell whether some of them "
+            "are of this time too"
+        )
+
+
+def _span(first: int | None, behind: int | None, log_end: int) -> Span:
+    """Of one partition; there may be no record of the window, or none behind it."""
+    start = log_end if first is None else first
+    return Span(start, max(start, log_end if behind is None else behind))
+
+
+def _done(one: PartitionFacts, asked: Span) -> tuple[Span, ...]:
+    """What of these offsets the group has processed."""
+    below = intersection((asked,), (Span(one.log_start, one.committed or 0),))
+    return difference(below, (*one.outstanding, *one.reported))

@@ -1,0 +1,171 @@
+"""Which records of a batch are of a window that was told complete already? They are counted on it, and nothing waits.
+
+Told when the batch is in the table, and before its offsets are committed: no crash hides it. A batch that is written
+again is counted again. Rows of a run that died in between are counted by the run that recovers them, before it commits
+them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.hidden_values import reported
+from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.metadata import LATE_RECORDS, late_metadata, number
+from kafka_liveness_dagster.runs.storage import NEEDED_SECONDS, needed, storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
+    from kafka_liveness_dagster.settings.windows import Window, Windows
+    from kafka_liveness_dagster.spark.transform import Transformed
+
+_T = TypeVar("_T")
+
+
+class _Storage(NamedTuple):
+    """Dagster's storage, which is waited for: how long, and what an error says of the data."""
+
+    state: str
+    seconds: float | None
+
+    def needed(self, ask: Callable[[], _T]) -> _T:
+        return needed(ask, "the count of late records", self.state, self.seconds)
+
+
+class LateRecords:
+    """What one run writes of windows that were told.
+
+    Args:
+        context: the run's.
+        windows: the asset's.
+        group_id: of the live lane.
+        again: what this run processes once more: it was in time.
+        recovery_seconds: how long counting the late records of a dead run may take.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        windows: Windows,
+        group_id: str,
+        again: Sequence[OffsetRange],
+        recovery_seconds: float = 60.0,
+    ) -> None:
+        self._context, self._windows, self._group_id, self._again = context, windows, group_id, again
+        self._recovery_seconds = recovery_seconds
+
+    def tell(self, one: InFlightWrite, batch: Batch, since: float = 0.0, wait_seconds: float | None = None) -> float:
+        """Tell what of a written batch is of windows that were told; of those that end after ``since``.
+
+        Args:
+            one: how it was written.
+            batch: what of it is in the table.
+            since: up to where it was told before.
+            wait_seconds: for Dagster's storage; half of the batch's deadline at most unless set.
+
+        Returns:
+            When the newest window ends that was told by now, in seconds since the epoch.
+
+        Raises:
+            DagsterStorageError: it failed all the time. The batch is not committed.
+        """
+        since, ranges = max(since, self._windows.begin), self._new(batch.done)
+        if one.frame is None or not ranges:
+            return since
+        oldest = one.frame.oldest_ms()
+        if oldest is not None and oldest >= 1000 * self._windows.at(time.time()).begin:
+            return since  # of the window that is not over: as nearly all that is read
+        seconds = min(NEEDED_SECONDS, batch.deadline_seconds / 2) if wait_seconds is None else wait_seconds
+        storage = _Storage(f"{batch} is in the table and not committed, so it comes again in its own place", seconds)
+        until = max(since, storage.needed(lambda: self._windows.told_until(self._context.instance)))
+        if until > since and (oldest is None or oldest < 1000 * until):
+            with one.job:
+                found = one.frame.only(ranges).counted_by_time(since, until)
+            self._tell(found, ranges, storage)
+        return until
+
+    def tell_what_was_told_between(self, one: InFlightWrite, batch: Batch, since: float) -> None:
+        """The same for windows that were told while the batch was committed, which it is by now: nothing may fail."""
+        try:
+            self.tell(one, batch, since, wait_seconds=0.0)
+        except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
+            storage_of(self._context).log.warning(
+                "whether records of %s are late is not known: %s", batch, reported(error)
+            )
+
+    def recover(self, frame: Transformed, deleted: Sequence[OffsetRange]) -> None:
+        """Count the late records of a run that died after it wrote them: it may not have counted them.
+
+        Args:
+            frame: the ranges that the table has and no commit log; their records are read from Kafka again.
+            deleted: more of those ranges, whose records the broker has deleted.
+
+        Raises:
+            SparkSilentError: Spark did not answer in time. Nothing was committed, and the next run counts them.
+            DagsterStorageError: Dagster's storage failed all the time. The same.
+        """
+        from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
+
+        storage = _Storage("nothing of the dead run's ranges was committed, and the next run does it", None)
+        since = self._windows.begin
+        until = storage.needed(lambda: self._windows.told_until(self._context.instance))
+        if until <= since:
+            return
+        if unknown := self._new(deleted):
+            storage_of(self._context).log.warning(
+                "%s (%s) may have late records that are not counted: a run died after it wrote them, and the broker "
+                "has deleted their records since",
+                number(sum(r.size for r in unknown), "offset"),
+                listed(unknown),
+            )
+        if ranges := self._new(frame.ranges):
+            silent = line_of(frame.session).within(self._recovery_seconds, "late records of a dead run were counted")
+            with SparkJob(frame.session), silent:
+                found = frame.only(ranges).counted_by_time(since, until)
+            self._tell(found, ranges, storage)
+
+    def _new(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """What of them is not processed again."""
+        return [r for r in ranges if not any(r.overlaps(other) for other in self._again)]
+
+    def _tell(
+        self, found: Sequence[tuple[str, int, float, int]], ranges: Sequence[OffsetRange], storage: _Storage
+    ) -> None:
+        counts: dict[Window, int] = defaultdict(int)
+        where: dict[Window, set[tuple[str, int]]] = defaultdict(set)
+        told = storage.needed(lambda: self._context.instance.get_materialized_partitions(self._windows.key))
+        for topic, partition, moment, count in found:
+            window = self._windows.at(moment)
+            if window.key in told:
+                counts[window] += count
+                where[window].add((topic, partition))
+        for window, count in counts.items():
+            total = count + storage.needed(partial(self._told_before, window.key))
+            late = [r for r in ranges if tuple(r.topic_partition) in where[window]]
+            storage_of(self._context).log.warning(
+                "%s of %s came after it was told complete", number(count, "record"), window
+            )
+            event = dg.AssetObservation(
+                self._windows.key,
+                partition=window.key,
+                description=f"{number(count, 'record')} came after it was told complete, {total:,} in all",
+                metadata=late_metadata(self._group_id, total, count, late),
+            )
+            storage.needed(partial(self._context.log_event, event))  # stored before the commit: no crash hides it
+
+    def _told_before(self, key: str) -> int:
+        asked = dg.AssetRecordsFilter(asset_key=self._windows.key, asset_partitions=[key])
+        records = self._context.instance.fetch_observations(asked, limit=1).records
+        before = records[0].asset_observation if records else None
+        told = before.metadata.get(LATE_RECORDS) if before else None
+        return told.value or 0 if isinstance(told, dg.IntMetadataValue) else 0

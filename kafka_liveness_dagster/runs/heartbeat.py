@@ -1,0 +1,133 @@
+"""Does somebody work for a run? The signs that it gives of itself, and what its host and its launcher say of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from kafka_liveness_dagster.core.process_status import BEAT_SECONDS, Sign, Word, judge, start_is_lost
+from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.runs import proc
+from kafka_liveness_dagster.runs.storage import DagsterStorageError, add_tags, needed, storage_of
+from kafka_liveness_dagster.runs.tags import AT_BEGIN, AT_END, PROCESS_TAG, STEP_TAG, op_of, sign_of, worker_process
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_STOP_SECONDS = 5.0
+_WORKERS = {"RUNNING": Word.THERE, "FAILED": Word.GONE, "NOT_FOUND": Word.GONE}  # Dagster's WorkerStatus
+log = logging.getLogger("kafka_liveness_dagster")
+
+
+class SignsOfLife:
+    """Lets everybody see that a run is at work, from its op's first line to its last. Use it as a context manager.
+
+    At its end it waits until Dagster's storage has all that the run told it, before Dagster stores the step's outcome.
+
+    Args:
+        context: the op's or asset's.
+        tags: of the run, to be told with the first sign.
+    """
+
+    def __init__(self, context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
+        self._instance, self._run_id = context.instance, context.run.run_id
+        self._tags = {**tags, STEP_TAG: str(op_of(context).op_handle)}
+        self._storage = storage_of(context)
+        self._process = worker_process(context)
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._beat, name="kafka-liveness-signs-of-life", daemon=True)
+
+    def __enter__(self) -> Self:
+        tags = {**self._tags, PROCESS_TAG: self._sign(0)}
+        needed(lambda: add_tags(self._instance, self._run_id, tags), "the first sign of life of the run", AT_BEGIN)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._is_over = kind is None  # a step that fails may be retried in the same run, by its retry policy
+        self._stopped.set()
+        self._ended.wait(_STOP_SECONDS)  # not for ever: Dagster's database may not answer
+        if isinstance(error, DagsterStorageError):
+            self._warn(error)
+        elif kind is None or issubclass(kind, Exception):
+            try:
+                self._storage.settle(AT_END)
+            except DagsterStorageError as failed:
+                self._warn(failed)
+                if kind is None:
+                    raise
+
+    def _beat(self) -> None:
+        beat = 0
+        while not self._stopped.wait(BEAT_SECONDS):
+            beat += 1
+            self._say(beat)
+        self._say(None)  # other steps of the run may go on, which give no signs
+        self._ended.set()
+
+    def _say(self, beat: int | None) -> None:
+        try:
+            self._storage.tag({PROCESS_TAG: self._sign(beat)})
+        except Exception:  # somebody deleted the run: its watchdog ends it
+            log.exception("could not give a sign of life of run %s", self._run_id)
+
+    def _warn(self, error: DagsterStorageError) -> None:
+        """Log an error in the process: Dagster may fail to store it, and ends the process by an error of its own."""
+        with suppress(Exception):  # it takes the place of an error that is about to be raised
+            log.error("run %s: %s", self._run_id, error)
+
+    def _sign(self, beat: int | None) -> str:
+        return Sign(run_mark(self._run_id), beat, self._process, is_over=self._is_over).encode()
+
+
+def word_of(instance: dg.DagsterInstance, record: dg.RunRecord, now: float, *, away: bool) -> Word:
+    """What can be known of the process of a run in progress.
+
+    Args:
+        instance: knows the run's launcher.
+        record: the run.
+        now: seconds since the epoch.
+        away: it is no member of its group: only then is the launcher asked, which may take a while.
+    """
+    run = record.dagster_run
+    if run.status is dg.DagsterRunStatus.QUEUED:
+        return Word.UNKNOWN
+    if run.status in (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING):
+        return _of_a_start(instance, record, now)
+    process, here = sign_of(run).process, proc.here()
+    word = judge(process, here, proc.entry(process.pid)) if process and here else Word.UNKNOWN
+    return _of_launcher(instance, run) if word is Word.UNKNOWN and away else word
+
+
+def _of_a_start(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> Word:
+    """Of a run whose worker has not come up yet."""
+    launched, limit = record.update_timestamp.timestamp(), float(instance.run_monitoring_start_timeout_seconds)
+    if isinstance(instance.run_launcher, dg.DefaultRunLauncher):
+        limit = max(limit, instance.code_server_process_startup_timeout) if limit else limit
+        ours = proc.began()  # the code server's, which starts the run workers
+        return Word.GONE if start_is_lost(launched, now, server_began=ours, limit_seconds=limit) else Word.UNKNOWN
+    if start_is_lost(launched, now, server_began=None, limit_seconds=limit):
+        return _of_launcher(instance, record.dagster_run)
+    return Word.UNKNOWN
+
+
+def _of_launcher(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Word:
+    """Kubernetes, Docker and their like know their workers."""
+    try:
+        launcher = instance.run_launcher
+        resumes = instance.run_monitoring_enabled and instance.run_monitoring_max_resume_run_attempts > 0
+        if not launcher.supports_check_run_worker_health or resumes:  # Dagster will start a new worker for the same run
+            return Word.UNKNOWN
+        health = launcher.check_run_worker_health(run)
+    except Exception:  # of the launcher's client: it may not be allowed to ask from here
+        log.exception("could not ask the launcher how the worker of run %s is", run.run_id)
+        return Word.UNKNOWN
+    return Word.UNKNOWN if health.transient else _WORKERS.get(health.status.value, Word.UNKNOWN)

@@ -1,0 +1,255 @@
+"""What was declared of a Kafka asset, or of a resource, and could a run work with it? Builds nothing.
+
+Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset` and its
+``groups``, :class:`KafkaLivenessResource`, :class:`SparkConnectResource`.
+"""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations.
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import dagster as dg
+from pydantic import Field
+
+from kafka_liveness_dagster.core.batch_size import AUTO_CEILING
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import name_of_sink
+from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.core.table_properties import change, in_words, refused_of_new_table
+from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
+from kafka_liveness_dagster.kafka.settings import refusals
+from kafka_liveness_dagster.settings import types
+from kafka_liveness_dagster.settings.asset_arguments import prefix, refused
+from kafka_liveness_dagster.settings.groups import (
+    Batching,
+    Completeness,
+    CrashLag,
+    Iceberg,
+    Maintenance,
+    Membership,
+    Offsets,
+    ResourceKeys,
+    Sensor,
+)
+from kafka_liveness_dagster.settings.transform import Asked, asked_by
+from kafka_liveness_dagster.settings.validation import Declared
+from kafka_liveness_dagster.settings.windows import Every, Windows
+
+MOST_IN_FLIGHT = 2
+
+
+class KafkaAssetSettings(Declared):
+    """The settings of one ``@kafka_asset``.
+
+    Raises:
+        InvalidSettingError: settings that no run could work with.
+    """
+
+    of: ClassVar[str] = "asset"
+    named_by: ClassVar[str] = "name"
+
+    transform: types.Called
+    name: types.AssetName
+    topics: types.OwedTopics
+    group_id: types.GroupId
+    table: types.Table | None
+    sink: types.ASink | None
+    max_poll_records: types.Records
+    max_batch_seconds: types.Budget | None
+    enable_parallel_rebalance: types.Flag
+    idle_seconds: types.Seconds
+    materialize_interval_seconds: types.Seconds
+    include_headers: types.Flag
+    complete_every: Every | None
+    completeness: Annotated[Completeness, types.MADE]
+    batching: Annotated[Batching, types.MADE]
+    crash_lag: Annotated[CrashLag, types.MADE]
+    offsets: Annotated[Offsets, types.MADE]
+    membership: Annotated[Membership, types.MADE]
+    sensor: Annotated[Sensor, types.MADE]
+    iceberg: Annotated[Iceberg, types.MADE]
+    maintenance: Annotated[Maintenance, types.MADE]
+    resources: Annotated[ResourceKeys, types.MADE]
+    group_name: types.GroupName | None
+    arguments: dict[str, Any]
+    """What ``dg.asset`` takes too: see :class:`AssetArguments`."""
+
+    def contradictions(self) -> Iterator[str]:
+        """What no run could work with, although each setting alone is as it should be."""
+        if (self.table is None) == (self.sink is None):
+            yield (
+                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
+                "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
+            )
+        if self.sink is not None:
+            yield from self._of_a_sink()
+        yield from self._of_windows()
+        if found := refused_of_new_table(self.layout):
+            yield (
+                f"asset {self.name} has table_properties of iceberg that batches cannot be written with: "
+                f"{in_words(found)}. Fix: table_properties={{{change(found).replace('=', ': ')}}}, or leave them out"
+            )
+        if self.membership.group_instance_id is not None and self.sensor.max_live_runs > 1:
+            yield (
+                f"asset {self.name} has one group_instance_id for {self.sensor.max_live_runs} live runs: each would "
+                "put the other out of the group. Leave group_instance_id of membership out, or max_live_runs of sensor "
+                "at 1"
+            )
+        if self.resources.kafka == self.resources.spark:
+            yield (
+                f"resources.kafka and resources.spark of asset {self.name} are both {self.resources.kafka!r}: "
+                "one resource cannot be both"
+            )
+        if wrong := [*refused(self.arguments)]:
+            yield from (f"{name} of asset {self.name} is {value}: Dagster says: {why}" for name, value, why in wrong)
+            return
+        try:
+            _ = self.asked
+        except InvalidSettingError as error:
+            yield f"asset {self.name}: {error}"
+        own = [f"{self.identifier}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")]
+        if twice := [job.name for job in self.sensor.event_jobs if job.name in own]:
+            its = " and ".join(twice)
+            yield f"sensor.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
+
+    def _of_windows(self) -> Iterator[str]:
+        if self.complete_every is None and (changed := self.completeness.changed()):
+            yield (
+                f"asset {self.name} has {', '.join(changed)} of completeness, and no window to be complete: give "
+                "complete_every='1h' too, or leave it out"
+            )
+        if self.complete_every is not None and self.completeness.start is None:
+            yield (
+                f"asset {self.name} has complete_every={self.complete_every!r} and no first window: give "
+                "completeness=kl.Completeness(start='2026-11-01')"
+            )
+
+    def _of_a_sink(self) -> Iterator[str]:
+        """What a sink of the user's own cannot be told."""
+        if self.most_in_flight > 1:
+            yield (
+                f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
+                f"in_flight={self.batching.in_flight} of batching out"
+            )
+        if self.batching.on_bad_record == "dead_letter":
+            yield (
+                f"asset {self.name} has a sink of its own, and no table beside which dead letters could be kept: leave "
+                "on_bad_record='dead_letter' of batching out"
+            )
+        if self.complete_every is not None:
+            yield (
+                f"asset {self.name} has a sink of its own: nobody could say what of a window it has. Leave "
+                f"complete_every={self.complete_every!r} out"
+            )
+        for group in ("iceberg", "maintenance"):
+            if changed := getattr(self, group).changed():
+                known = ", ".join(changed)
+                yield f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it out"
+
+    @property
+    def target(self) -> str:
+        """Where the rows go: the table's name, or the sink's."""
+        return self.table or name_of_sink(self.sink)
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Of the live asset."""
+        return dg.AssetKey([*prefix(self.arguments), self.name])
+
+    @property
+    def crash_lag_key(self) -> dg.AssetKey:
+        """Of the asset whose partitions are the owed ranges."""
+        return dg.AssetKey([*prefix(self.arguments), f"{self.name}_crash_lag"])
+
+    @property
+    def partitioned_keys(self) -> list[dg.AssetKey]:
+        """Of its assets that process the partitions which a run selects."""
+        return [self.crash_lag_key, *([self.windows.key] if self.windows else [])]
+
+    @property
+    def identifier(self) -> str:
+        """What jobs, the sensor and the like are named after: the live asset's key in one word."""
+        return self.key.to_python_identifier()
+
+    @property
+    def asked(self) -> Asked:
+        """What the transform asks for beside its batch."""
+        return asked_by(self.transform, tuple(self.arguments.get("ins", ())))
+
+    @property
+    def windows(self) -> Windows | None:
+        """The windows of time that are told complete; None where none are."""
+        start, told = self.completeness.start, self.completeness
+        if self.complete_every is None or start is None:
+            return None
+        marking = (told.allowed_lateness_seconds, told.reopen_on_late, told.mark_empty)
+        return Windows(self.key, self.complete_every, start, told.timezone, *marking)
+
+    @property
+    def layout(self) -> Layout:
+        """How the table is laid out and committed to."""
+        return Layout(**dict(self.iceberg))
+
+    @property
+    def source_options(self) -> dict[str, str]:
+        """Of Spark's Kafka source."""
+        return {"includeHeaders": "true"} if self.include_headers else {}
+
+    @property
+    def most_records(self) -> int:
+        """How many offsets no batch exceeds."""
+        return AUTO_CEILING if self.max_poll_records == "auto" else self.max_poll_records
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many batches are written at a time: a user's sink is called in the run's thread, so with one."""
+        if self.batching.in_flight is None:
+            return MOST_IN_FLIGHT if self.sink is None else 1
+        return self.batching.in_flight
+
+
+class KafkaResourceSettings(Declared):
+    """The fields of :class:`KafkaLivenessResource`; texts may be environment variables."""
+
+    of: ClassVar[str] = "KafkaLivenessResource"
+
+    security_protocol: Annotated[str, types.one_of(PROTOCOLS)]
+    sasl_mechanism: Annotated[str, types.one_of(MECHANISMS)] | None
+    sasl_username: types.Text | None
+    sasl_password: types.Text | None = Field(repr=False)
+    ssl_ca_location: types.Text | None
+    ssl_certificate_location: types.Text | None
+    ssl_key_location: types.Text | None
+    ssl_key_password: types.Text | None = Field(repr=False)
+    ssl_endpoint_identification_algorithm: Annotated[str, types.one_of(HOST_NAME_CHECKS)]
+    sasl_oauthbearer_client_id: types.Text | None
+    sasl_oauthbearer_client_secret: types.Text | None = Field(repr=False)
+    sasl_oauthbearer_token_endpoint_url: types.Text | None
+    sasl_oauthbearer_scope: types.Text | None
+    sasl_oauthbearer_extensions: types.Text | None
+    https_ca_location: types.Text | None
+    bootstrap_servers: types.Servers
+    session_timeout_seconds: types.Budget | None
+    heartbeat_interval_seconds: types.Budget | None
+    group_protocol: Literal["classic", "consumer"]
+    default_max_batch_seconds: types.Budget | None
+    extra: types.Extra = Field(repr=False)
+
+    def contradictions(self) -> Iterator[str]:
+        """What the fields say against each other; what a variable holds is known in a run."""
+        yield from refusals(self.extra)
+        given = {name: getattr(self, name) for name in NAMES}
+        variables = {name for name, value in given.items() if isinstance(value, dg.EnvVar)}
+        if not variables & {"security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm"}:
+            yield from contradictions(given, variables)
+
+
+class SparkResourceSettings(Declared):
+    """The fields of :class:`SparkConnectResource`."""
+
+    of: ClassVar[str] = "SparkConnectResource"
+
+    remote: types.Remote = Field(repr=False)  # it carries the token
+    ui_url: types.Url | None
+    connect_timeout_seconds: types.Budget

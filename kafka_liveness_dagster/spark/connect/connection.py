@@ -1,0 +1,240 @@
+"""For how long may Spark say nothing? The connection of one session, which any thread can cut.
+
+A network may fall silent without a reset, and what Spark itself waits for may never answer; pyspark's calls have no
+time limit. Once the line is cut every call on it ends at once with :class:`SparkSilentError`, and every later one too.
+
+>>> redacted("sc://spark.example:15002/;token=s3cr3t;user_id=etl")
+'sc://spark.example:15002/;token=***;user_id=etl'
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
+
+import grpc
+from pyspark.sql.connect.client.core import DefaultChannelBuilder
+from pyspark.sql.connect.expressions import LiteralExpression
+
+from kafka_liveness_dagster.concurrency import apart
+from kafka_liveness_dagster.spark.errors import SparkSilentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import SparkSession
+
+_SECRET = re.compile(r"(?<=;)([^;=]*(?:token|secret|password)[^;=]*)=[^;]*", re.IGNORECASE)
+_OPTIONS = {
+    # A connection that a firewall forgot is found dead, and pyspark attaches to its operation by a new one. Spark's
+    # server drops a connection that is pinged more than twice in 5 min while it has nothing to say on it: with 3 s an
+    # analysis was cut off after 9 s and begun anew. In an execution it talks every 2 s
+    "grpc.keepalive_time_ms": 30_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.http2.max_pings_without_data": 0,
+    # So that a network that talks again is noticed: gRPC waits 20 s for a handshake, and up to 120 s before the next
+    "grpc.min_reconnect_backoff_ms": 5_000,
+    "grpc.max_reconnect_backoff_ms": 5_000,
+}
+_ASIDE = {"Interrupt": 2.0, "ReleaseExecute": 5.0, "ReleaseSession": 5.0}
+"""Seconds for what no work depends on: all sessions share the threads that wait for it, which Python joins at exit."""
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_SILENT_SECONDS = 5.0
+
+
+class Sums(Protocol):
+    """A receiver of what Spark sums up while it computes rows."""
+
+    @property
+    def name(self) -> str:
+        """The name of the sums in Spark's plans."""
+
+    def report(self, sums: Mapping[str, Any], /) -> None:
+        """Take the sums of one execution, by name."""
+
+
+class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    """The connection of one session: a channel builder of pyspark's that listens on its channel."""
+
+    def __init__(self, remote: str) -> None:
+        super().__init__(remote, list(_OPTIONS.items()))
+        self.address = redacted(remote)
+        self._channel: grpc.Channel | None = None
+        self._cut: str | None = None
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._asked, self._waits_since = 0, 0.0
+        self._unheard = False
+        self._sums: WeakValueDictionary[str, Sums] = WeakValueDictionary()
+        self.is_released = False  # this process ended the session, for itself or by `spark.stop()` of a user's
+        self.add_interceptor(self)
+
+    def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
+        """Caller: pyspark, once a session. Affects: which channel is cut."""
+        self._channel = super().toChannel()
+        return self._channel
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._cut is not None
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long Spark has owed an answer and said nothing; 0 while nothing is asked."""
+        with self._lock:
+            return time.monotonic() - self._waits_since if self.owes_work else 0.0
+
+    @property
+    def owes_work(self) -> bool:
+        """Whether work waits for an answer; an interrupt, say, is none, and neither is what Python does by itself."""
+        return self._asked > 0 or self._unheard
+
+    def check(self) -> None:
+        """Pass, or raise because the line was cut.
+
+        Raises:
+            SparkSilentError: it was.
+        """
+        if self._cut is not None:
+            raise SparkSilentError(self._cut)
+
+    def cut(self, what: str) -> None:
+        """End every call at once and for good; nothing is done when it is cut already.
+
+        Args:
+            what: what was waited for, for people to see.
+        """
+        if self._cut is not None:
+            return
+        silent = self.silent_seconds
+        says = f"has said nothing for {silent:.0f} s" if silent >= _SILENT_SECONDS else "answers, but not this"
+        self._cut = (
+            f"Spark at {self.address} {says}: {what}. The connection was given up and nothing was committed; what it "
+            "may still write is replaced when the batch comes again. Look at the network between here and there, at "
+            "the server's load, and at what it waits for itself (a thread dump tells): catalog, storage or Kafka"
+        )
+        if self._channel is not None:
+            with self._opening:
+                self._channel.close()
+
+    def report_to(self, sums: Sums) -> None:
+        """Pass on what Spark reports under the name of these sums, as long as somebody holds them."""
+        self._sums[sums.name] = sums
+
+    def within(self, seconds: float, what: str) -> AbstractContextManager[None]:
+        """Cut the line when the block does not end in so many seconds, whether Spark says something or not.
+
+        While an operation waits, for its catalog say, Spark goes on telling that it does.
+
+        Args:
+            seconds: how long the block may take.
+            what: what is asked in it.
+        """
+        give_up_at = time.monotonic() + seconds
+        return self._watched(lambda: give_up_at - time.monotonic(), what)
+
+    def unless_silent(self, seconds: float, what: str) -> AbstractContextManager[None]:
+        """Cut the line when Spark owes an answer and says nothing at all for so long; the block may last.
+
+        Args:
+            seconds: how long it may say nothing.
+            what: what is asked meanwhile.
+        """
+        with self._lock:
+            self._unheard = self._unheard and self._asked > 0  # what somebody gave up earlier is nobody's wait now
+        return self._watched(lambda: seconds - self.silent_seconds, what)
+
+    @contextmanager
+    def _watched(self, left_seconds: Callable[[], float], what: str) -> Iterator[None]:
+        ended = threading.Event()
+
+        def watch() -> None:
+            while (left := left_seconds()) > 0:
+                if ended.wait(left):
+                    return
+            self.cut(what)
+
+        threading.Thread(target=watch, name="kafka-liveness-line", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
+        method = details.method.rpartition("/")[2]
+        limit, self.is_released = _ASIDE.get(method), self.is_released or method == "ReleaseSession"
+        with self._waiting(of_work=limit is None):
+            asked = details if limit is None else details._replace(timeout=limit)
+            answered = apart(lambda: continuation(asked, request))
+            self._heard(answered.exception())
+        return answered
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """Caller: gRPC, for each operation. Affects: for how long Spark has said nothing."""
+        with self._waiting():
+            return self._answers(apart(lambda: self._opened(continuation, details, request)))
+
+    def _opened(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """Open a stream; gRPC 1.85 ends the process with SIGSEGV when its channel is closed already."""
+        with self._opening:
+            self.check()
+            return continuation(details, request)
+
+    def _answers(self, answers: Any) -> Iterator[Any]:
+        while True:
+            with self._waiting():
+                try:
+                    one = apart(lambda: next(answers, None))
+                except grpc.RpcError as error:
+                    self._heard(error)
+                    raise
+                self._heard(None)
+            if one is None:
+                return
+            for told in getattr(one, "observed_metrics", ()):
+                if sums := self._sums.get(told.name):
+                    values = map(LiteralExpression._to_value, told.values)  # noqa: SLF001 - as pyspark reads them
+                    sums.report(dict(zip(told.keys, values, strict=True)))
+            yield one
+
+    @contextmanager
+    def _waiting(self, *, of_work: bool = True) -> Iterator[None]:
+        """An answer is owed; who waits for it on a line that was cut is told so, whatever gRPC says."""
+        self.check()
+        with self._lock:
+            if not self.owes_work:
+                self._waits_since = time.monotonic()
+            self._asked += of_work
+        try:
+            yield
+        except ValueError:  # the channel was closed after the check
+            self.check()
+            raise
+        finally:
+            with self._lock:
+                self._asked -= of_work
+
+    def _heard(self, error: Any) -> None:
+        """Spark said something; or gRPC gave up waiting, and pyspark may ask again."""
+        self.check()
+        with self._lock:
+            self._unheard = isinstance(error, grpc.RpcError) and error.code() in _NO_ANSWER
+            if not self._unheard:
+                self._waits_since = time.monotonic()
+
+
+def line_of(session: SparkSession) -> Line:
+    """The line of a session that ``connect`` opened."""
+    line: Line = session.client._builder  # noqa: SLF001
+    return line
+
+
+def redacted(remote: str) -> str:
+    """The URL without its secrets, fit for a log or an error."""
+    return _SECRET.sub(r"\1=***", remote)

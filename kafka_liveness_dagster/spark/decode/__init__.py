@@ -1,0 +1,1 @@
+"""Decode records of a schema registry in Spark."""

@@ -1,0 +1,258 @@
+"""Decode a column of records in the wire format of a schema registry, in Spark.
+
+Whether it is a valid schema, Spark itself says.
+
+>>> told = '{"properties": {"id": {"type": "integer"}, "price": {"type": ["number", "null"]}, "to": {"oneOf": []}}}'
+>>> type_of(Registered(1, "JSON", told)).simpleString()
+'struct<id:bigint,price:double,to:string>'
+
+The format is Confluent's: a zero byte, the schema's id in four bytes, and what was written by that schema. Each record
+is read by the schema that it was written by, and comes out as the reader's has it. Asks no registry.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.types import ArrayType, BooleanType, DoubleType, LongType, MapType, StringType, StructField, StructType
+
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.spark.decode.protobuf import reader_of
+from kafka_liveness_dagster.spark.decode.schema_size import Room, too_large
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+
+def check(schema: Registered) -> None:
+    """Write out each use of a name, as Spark does, until the limit.
+
+    Raises:
+        SchemaUnusableError: it has too many fields or levels.
+    """
+    try:
+        root = json.loads(schema.text)
+    except RecursionError:
+        raise too_large(schema) from None
+    except ValueError:
+        return
+    _Walk(Room(schema)).over(root, "")
+
+
+class _Walk:
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._named: dict[str, tuple[Any, str]] = {}
+        self._open: set[str] = set()
+
+    def over(self, schema: Any, namespace: str) -> None:
+        """Count what a schema becomes; a name in itself is counted once, because Spark refuses it."""
+        with self._room.field():
+            if isinstance(schema, list):
+                for one in schema:
+                    self.over(one, namespace)
+            elif isinstance(schema, dict):
+                self._complex(schema, namespace)
+            elif isinstance(schema, str) and (name := self._known(schema, namespace)) not in self._open:
+                self._record(name)
+
+    def _complex(self, schema: dict[str, Any], namespace: str) -> None:
+        if isinstance(fields := schema.get("fields"), list):
+            within = str(schema.get("namespace", namespace))
+            name = _full(str(schema.get("name", "")), within)
+            self._named[name] = fields, name.rpartition(".")[0]
+            self._record(name)
+            return
+        for word in ("items", "values", "type"):
+            if word in schema:
+                self.over(schema[word], namespace)
+
+    def _record(self, name: str) -> None:
+        fields, namespace = self._named.get(name, ((), ""))
+        self._open.add(name)
+        for one in fields:
+            if isinstance(one, dict):
+                self.over(one.get("type"), namespace)
+        self._open.discard(name)
+
+    def _known(self, name: str, namespace: str) -> str:
+        full = _full(name, namespace)
+        return full if full in self._named else name
+
+
+def _full(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+_PLAIN: dict[str, DataType] = {"integer": LongType(), "number": DoubleType(), "boolean": BooleanType()}
+_MANY = ("oneOf", "anyOf", "allOf", "not", "if")
+
+
+def type_of(schema: Registered) -> DataType:
+    """The type of the whole document, an object or an array.
+
+    Raises:
+        SchemaUnusableError: it is no JSON Schema, or of something else.
+    """
+    try:
+        root = json.loads(schema.text)
+    except RecursionError:
+        raise too_large(schema) from None
+    except ValueError:
+        root = None
+    found = _type(root, root, (), Room(schema))
+    if isinstance(found, StringType):
+        raise SchemaUnusableError(
+            f"schema {schema.id} describes no object with properties, no map and no array: nothing was written; take "
+            "such a value as text, cast(substring(value, 6) as string)"
+        )
+    return found
+
+
+def _type(schema: Any, root: Any, within: tuple[str, ...], room: Room) -> DataType:
+    """A schema that is true, empty, or has several types is JSON as text; ``within`` are the references on the way."""
+    with room.field():
+        return _one_type(schema, root, within, room)
+
+
+def _one_type(schema: Any, root: Any, within: tuple[str, ...], room: Room) -> DataType:
+    if not isinstance(schema, dict) or any(word in schema for word in _MANY):
+        return StringType()
+    if "$ref" in schema:
+        name = str(schema["$ref"])
+        return StringType() if name in within else _type(_referred(name, root), root, (*within, name), room)
+    types = {*_several(schema.get("type"))} - {"null"}
+    if types == {"object"} or (not types and "properties" in schema):
+        return _object(schema, root, within, room)
+    if types == {"array"} and isinstance(schema.get("items"), dict):
+        return ArrayType(_type(schema["items"], root, within, room))
+    if types == {"integer", "number"}:
+        return DoubleType()
+    return _PLAIN.get(types.pop(), StringType()) if len(types) == 1 else StringType()
+
+
+def _object(schema: dict[str, Any], root: Any, within: tuple[str, ...], room: Room) -> DataType:
+    properties = schema.get("properties")
+    if properties and isinstance(properties, dict):
+        return StructType([StructField(name, _type(one, root, within, room)) for name, one in properties.items()])
+    others = schema.get("additionalProperties")
+    return MapType(StringType(), _type(others, root, within, room)) if isinstance(others, dict) else StringType()
+
+
+def _several(types: Any) -> list[str]:
+    """The types by their names; what is no name is none that Spark has."""
+    return [str(one) for one in types] if isinstance(types, list) else [str(types)] if types else []
+
+
+def _referred(name: str, root: Any) -> Any:
+    """What ``#/definitions/line`` points to in this document; nothing that is in another one."""
+    first, *path = name.split("/")
+    found = root if first == "#" else None
+    for step in path:
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
+
+
+FAIL = {"mode": "FAILFAST"}
+_FRAME = 5  # bytes: zero, and the id
+_PLACE = ("topic", "partition", "offset")
+
+
+def writers(batch: DataFrame, column: str) -> dict[int, str]:
+    """By which schemas the records of a batch were written: each id with one of its records. Reads the batch, once.
+
+    Raises:
+        InvalidSettingError: the column is not there, or holds no bytes.
+    """
+    found = dict(batch.dtypes).get(column)
+    if found != "binary":
+        is_what = f"of type {found}" if found else "not in the batch"
+        raise InvalidSettingError(
+            f"column {column!r} to decode is {is_what}: wanted one of bytes, as Kafka's key and value are"
+        )
+    framed = batch.where(_is_framed(column)).select(_id(column).alias("id"), _place(batch).alias("place"))
+    return {
+        int(row["id"]): str(row["place"]) for row in framed.groupBy("id").agg(F.min("place").alias("place")).collect()
+    }
+
+
+def decoded(
+    batch: DataFrame, column: str, written_by: Sequence[Registered], reader: Registered, message: str | None = None
+) -> DataFrame:
+    """The batch with the column decoded: null where it was null, and a failing row where it is not in the wire format.
+
+    Args:
+        batch: any frame with the column.
+        column: of bytes.
+        written_by: every schema that :func:`writers` found and the registry has; a row of another one fails.
+        reader: which says what columns there are.
+        message: of Protobuf, the full name of the message; the first of the file unless told.
+
+    Raises:
+        SchemaUnusableError: the schemas are of several kinds, or of one that Spark cannot read by.
+    """
+    if strange := [one for one in written_by if one.kind != reader.kind]:
+        raise SchemaUnusableError(
+            f"records of the batch were written by schema {strange[0].id}, of {strange[0].kind}, and the reader's is "
+            f"{reader.id}, of {reader.kind}: nothing was written; decode each kind from its own part of the batch"
+        )
+    value = _bytes(column)
+    found = F.when(value.isNull(), F.lit(None))
+    for ids, read in _readings(column, written_by, reader, message):
+        found = found.when(_is_framed(column) & _id(column).isin(ids), read)
+    strange = F.lit(
+        f" is not in the wire format of a schema registry (0x00, the schema's id): its {column} begins with 0x"
+    )
+    unknown = F.concat(
+        F.lit(" was written by schema "), _id(column), F.lit(", which the schema registry does not have")
+    )
+    why = F.when(_is_framed(column), unknown).otherwise(F.concat(strange, F.hex(F.substring(value, 1, _FRAME))))
+    return batch.withColumn(column, found.otherwise(F.raise_error(F.concat(_place(batch), why))))
+
+
+def _readings(
+    column: str, written_by: Sequence[Registered], reader: Registered, message: str | None
+) -> Iterator[tuple[list[int], Column]]:
+    """Which ids are read in which way; the reader's own is among them, or there would be no type without records."""
+    schemas: Mapping[int, Registered] = {one.id: one for one in (*written_by, reader)}
+    value = _bytes(column)
+    payload = F.substring(value, _FRAME + 1, 2**31 - 1)
+    if reader.kind == "AVRO":
+        for one in schemas.values():
+            check(one)
+            yield [one.id], from_avro(payload, one.text, {"avroSchema": reader.text, **FAIL})
+    elif reader.kind == "JSON":
+        yield [*schemas], F.from_json(payload.cast("string"), type_of(reader), FAIL)
+    elif reader.kind == "PROTOBUF":
+        yield [*schemas], reader_of([*schemas.values()], reader, message)(value)
+    else:
+        raise SchemaUnusableError(
+            f"schema {reader.id} is of {reader.kind}: nothing was written; wanted AVRO, PROTOBUF or JSON"
+        )
+
+
+def _bytes(column: str) -> Column:
+    return F.col("`" + column.replace("`", "``") + "`")
+
+
+def _is_framed(column: str) -> Column:
+    value = _bytes(column)
+    return (F.octet_length(value) >= _FRAME) & (F.hex(F.substring(value, 1, 1)) == "00")
+
+
+def _id(column: str) -> Column:
+    return F.conv(F.hex(F.substring(_bytes(column), 2, _FRAME - 1)), 16, 10).cast("long")
+
+
+def _place(batch: DataFrame) -> Column:
+    """Where a record is, while its columns are there."""
+    if not set(_PLACE) <= set(batch.columns):
+        return F.lit("a record")
+    return F.concat(F.lit("the record at offset "), F.col("offset"), F.lit(" of "), F.concat_ws(":", *_PLACE[:2]))

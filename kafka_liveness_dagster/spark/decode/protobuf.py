@@ -1,0 +1,237 @@
+"""Decode Protobuf messages into Spark structs, with Protobuf's own library in Spark's Python workers.
+
+A .proto file is compiled by the protoc of ``grpcio-tools``, once for each schema.
+
+Not by Spark's ``from_protobuf``: it knows nothing of the indexes by which a record names its message, a zero is null to
+it, and no registry of packages has its jar for Spark 4.1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import importlib
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from pyspark import cloudpickle
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kafka_liveness_dagster.core.names import printable
+from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.spark.decode import protobuf_udf
+from kafka_liveness_dagster.spark.decode.protobuf_udf import MessageReader
+from kafka_liveness_dagster.spark.decode.schema_size import Room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from google.protobuf.descriptor import Descriptor
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+    from kafka_liveness_dagster.spark.decode.protobuf_udf import How
+
+
+_FILE = "schema.proto"
+_GOOGLES = "google/protobuf/"
+_PROTOC_SECONDS = 60.0
+_LETTERS = 300  # of what protoc says, which quotes the schema
+
+
+@functools.lru_cache(maxsize=256)
+def files_of(schema: Registered) -> FileDescriptorSet:
+    """The schema's own file, as the last, behind all that it imports.
+
+    Raises:
+        SchemaUnusableError: it is no Protobuf, or imports what is not part of Protobuf itself.
+    """
+    try:
+        own = FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True))
+    except (DecodeError, binascii.Error):
+        return _compiled(schema)
+    found: dict[str, FileDescriptorProto] = {}
+    _add(own, found, schema)
+    return FileDescriptorSet(file=found.values())
+
+
+def messages_of(schema: Registered) -> dict[tuple[int, ...], str]:
+    """The full names of its messages, by the indexes with which the wire format names them."""
+    own = files_of(schema).file[-1]
+    return dict(_walk(own.message_type, (), f"{own.package}." if own.package else ""))
+
+
+def _walk(messages: Iterable[object], path: tuple[int, ...], before: str) -> Iterator[tuple[tuple[int, ...], str]]:
+    for index, one in enumerate(messages):
+        name = f"{before}{one.name}"  # type: ignore[attr-defined]
+        yield (*path, index), name
+        yield from _walk(one.nested_type, (*path, index), f"{name}.")  # type: ignore[attr-defined]
+
+
+def _add(file: FileDescriptorProto, found: dict[str, FileDescriptorProto], schema: Registered) -> None:
+    for name in file.dependency:
+        if name not in found:
+            _add(_of_protobuf(name, schema), found, schema)
+    found[file.name] = file
+
+
+def _of_protobuf(name: str, schema: Registered) -> FileDescriptorProto:
+    """A file that comes with Protobuf, like ``google/protobuf/timestamp.proto``."""
+    file = FileDescriptorProto()
+    if name.startswith(_GOOGLES):
+        with suppress(ImportError):
+            importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR.CopyToProto(file)
+    if not file.name:
+        raise SchemaUnusableError(
+            f"schema {schema.id} imports {name}, which is not part of Protobuf: nothing was written; register it as "
+            "one file, or decode the column by a function of your own"
+        )
+    return file
+
+
+def _compiled(schema: Registered) -> FileDescriptorSet:
+    with tempfile.TemporaryDirectory(prefix="kafka-liveness-") as folder:
+        (Path(folder) / _FILE).write_text(schema.text, encoding="utf-8")
+        out = Path(folder) / "descriptors"
+        options = ("-I", folder, "--include_imports", f"--descriptor_set_out={out}", _FILE)
+        try:
+            protoc = subprocess.run(
+                [sys.executable, "-m", "grpc_tools.protoc", *options],
+                cwd=folder,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=_PROTOC_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise SchemaUnusableError(
+                f"schema {schema.id} is a .proto file, and protoc did not compile it in {_PROTOC_SECONDS:.0f} s: "
+                "nothing was written; look at the schema in the registry, and whether this machine is busy"
+            ) from None
+        if protoc.returncode:
+            raise SchemaUnusableError(_why(schema, protoc.stderr.replace(f"{folder}/", "").strip()))
+        return FileDescriptorSet.FromString(out.read_bytes())
+
+
+def _why(schema: Registered, said: str) -> str:
+    if "No module named" in said:
+        return (
+            f"schema {schema.id} is a .proto file, and there is no protoc to compile it: nothing was written; "
+            "pip install 'kafka-liveness-dagster[registry]'"
+        )
+    line = printable(said.splitlines()[0])[:_LETTERS] if said else "it said nothing"
+    return f"schema {schema.id} is none that protoc compiles ({line}): nothing was written; correct it in the registry"
+
+
+cloudpickle.register_pickle_by_value(protobuf_udf)  # it travels with the function
+_PLAIN: dict[int, DataType] = {
+    FieldDescriptor.CPPTYPE_INT32: IntegerType(),
+    FieldDescriptor.CPPTYPE_INT64: LongType(),
+    FieldDescriptor.CPPTYPE_UINT32: LongType(),
+    FieldDescriptor.CPPTYPE_UINT64: DecimalType(20, 0),
+    FieldDescriptor.CPPTYPE_DOUBLE: DoubleType(),
+    FieldDescriptor.CPPTYPE_FLOAT: FloatType(),
+    FieldDescriptor.CPPTYPE_BOOL: BooleanType(),
+    FieldDescriptor.CPPTYPE_ENUM: StringType(),
+}
+_TIMESTAMP = "google.protobuf.Timestamp"
+_AS_IT_IS = ("as it is", None)
+
+
+def reader_of(
+    written_by: Sequence[Registered], reader: Registered, message: str | None = None
+) -> Callable[[Column], Column]:
+    """A function of Spark's from records to structs of the reader's message, the first of its file unless told.
+
+    Null, and what is not in the wire format or of another schema, gives null: Spark calls it for every row.
+
+    Raises:
+        SchemaUnusableError: the reader has no such message, or a schema is none.
+    """
+    names = messages_of(reader)
+    wanted = message or names.get((0,), "")
+    if wanted not in names.values():
+        raise SchemaUnusableError(
+            f"schema {reader.id} has no message {wanted!r}: nothing was written; it has {', '.join(names.values())}"
+        )
+    files, pool = files_of(reader), DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    kind, how = _struct(pool.FindMessageTypeByName(wanted), (), Room(reader))
+    written = {one.id: messages_of(one) for one in written_by}
+    read: Callable[[Column], Column] = F.udf(returnType=kind, useArrow=False)(
+        MessageReader(files.SerializeToString(), wanted, written, how)
+    )
+    return read
+
+
+def _struct(message: Descriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, How]:
+    fields, above = [], (*within, message.full_name)
+    how = []
+    for field in message.fields:
+        with room.field():
+            kind, shape, of_one = _field(field, above, room)
+        fields.append(StructField(field.name, kind))
+        how.append((field.name, shape, of_one))
+    return StructType(fields), ("struct", how)
+
+
+def _field(field: FieldDescriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, str, Any]:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = (_one(part, within, room) for part in field.message_type.fields)
+        return MapType(key[0], value[0]), "map", (key[1], value[1])
+    kind, how = _one(field, within, room)
+    if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:  # since Protobuf 7
+        return ArrayType(kind), "list", how
+    return kind, "optional" if field.has_presence else "always", how
+
+
+def _one(field: FieldDescriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, How]:
+    if (message := field.message_type) is not None:
+        if message.full_name == _TIMESTAMP:
+            return TimestampType(), ("timestamp", None)
+        if _is_endless(message, within):
+            return StringType(), ("json", None)
+        return _struct(message, within, room)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return BinaryType(), _AS_IT_IS
+    if field.enum_type is not None:
+        return StringType(), ("enum", {number: one.name for number, one in field.enum_type.values_by_number.items()})
+    kind = _PLAIN.get(field.cpp_type, StringType())
+    return kind, ("decimal", None) if isinstance(kind, DecimalType) else _AS_IT_IS
+
+
+def _is_endless(message: Descriptor, within: tuple[str, ...]) -> bool:
+    """Whether a message is within itself, directly or over others: no struct holds it, so it is JSON, as text."""
+    waiting, seen = [message], set(within)
+    while waiting:
+        inner = [field.message_type for field in waiting.pop().fields if field.message_type is not None]
+        if message.full_name in seen or any(one.full_name == message.full_name for one in inner):
+            return True
+        waiting += [one for one in inner if one.full_name not in seen]
+        seen |= {one.full_name for one in inner}
+    return False

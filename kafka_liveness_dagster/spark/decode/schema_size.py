@@ -1,0 +1,48 @@
+"""Limit how large a type a registered schema may become.
+
+Schemas refer to each other by name, and Spark's types write out each use: 3 kB of names that each use the next one
+twice would fill the memory of this process and of Spark's driver.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_FIELDS = 10_000
+DEEPEST = 64
+"""Levels of types in types. Python stops at 1,000 calls, and Spark's own readers at a few hundred levels."""
+
+
+class Room:
+    """A count of the fields and levels of one schema while its type is made."""
+
+    def __init__(self, schema: Registered) -> None:
+        self._schema, self._fields, self._depth = schema, 0, 0
+
+    @contextmanager
+    def field(self) -> Iterator[None]:
+        """Count one field, and a level for as long as the block lasts.
+
+        Raises:
+            SchemaUnusableError: there are more than any schema of a person has.
+        """
+        self._fields, self._depth = self._fields + 1, self._depth + 1
+        if self._fields > MOST_FIELDS or self._depth > DEEPEST:
+            raise too_large(self._schema)
+        yield
+        self._depth -= 1
+
+
+def too_large(schema: Registered) -> SchemaUnusableError:
+    """Return the error for a schema with more fields or levels than the limits."""
+    return SchemaUnusableError(
+        f"schema {schema.id} becomes a type of more than {MOST_FIELDS:,} fields or {DEEPEST} levels, because Spark "
+        "writes out each use of a name: nothing was written. Fix: correct the schema in the registry, or decode the "
+        "column by a function of your own"
+    )

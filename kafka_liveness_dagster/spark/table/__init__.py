@@ -1,0 +1,1 @@
+"""Iceberg tables: writes, their ledger, schema and maintenance."""

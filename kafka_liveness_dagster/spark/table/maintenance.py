@@ -1,0 +1,204 @@
+"""How is a table kept small? By Iceberg's own procedures, each told to leave alone what a lane may write again.
+
+A rewrite that meets a commit of a lane's gives way, and is tried again: nothing of a lane's is ever undone by it. Never
+decides which offsets are settled (``core.table_layout`` does), and never deletes a file that a kept snapshot has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.errors import PySparkException
+
+from kafka_liveness_dagster.core.ledger import Snapshot, lineage, since_of
+from kafka_liveness_dagster.core.table_layout import expire_before
+from kafka_liveness_dagster.spark.error_classification import in_short, is_the_servers, refusal
+from kafka_liveness_dagster.spark.errors import SparkFailedError
+from kafka_liveness_dagster.spark.ranges import condition, layers
+from kafka_liveness_dagster.spark.table.ledger import SINCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import Row, SparkSession
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
+
+_TRIES = 3
+_MOST_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
+_BY_ARROW = "spark.sql.iceberg.vectorization.enabled"  # keeps something of each file in the server for good (#13937)
+_BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
+_LOCAL = ("file:", "/")  # listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
+_SNAPSHOTS = f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{SINCE}'] FROM {{table}}.`snapshots`"
+_FIGURES = (
+    "SELECT count_if(content = 0), coalesce(sum(if(content = 0, file_size_in_bytes, 0)), 0), count_if(content > 0), "
+    "(SELECT count(*) FROM {table}.`manifests`), (SELECT count(*) FROM {table}.`snapshots`) FROM {table}.`files`"
+)
+
+
+class Figures(NamedTuple):
+    """A table's metadata in numbers."""
+
+    files: int
+    bytes: int
+    delete_files: int
+    manifests: int
+    snapshots: int
+
+
+class Policy(NamedTuple):
+    """What the table's own properties say about its snapshots and files.
+
+    Attributes:
+        may_delete: whether files may be deleted; False with ``gc.enabled=false``, as other tables may have the same
+            files. Nessie sets it on each of its tables.
+        max_age: seconds for which a snapshot is kept at least.
+        min_snapshots: the number of snapshots that are kept at least.
+    """
+
+    may_delete: bool
+    max_age: float
+    min_snapshots: int
+
+
+def policy_of(properties: Mapping[str, str]) -> Policy:
+    """Return what a table's properties allow."""
+    return Policy(
+        may_delete=properties.get("gc.enabled", "true").lower() != "false",
+        max_age=_number(properties.get("history.expire.max-snapshot-age-ms")) / 1000,
+        min_snapshots=max(1, _number(properties.get("history.expire.min-snapshots-to-keep"))),
+    )
+
+
+@dataclass
+class Maintenance:
+    """The upkeep of one table, step by step.
+
+    Attributes:
+        gave_way: how often a rewrite met a lane's commit and was not tried once more.
+    """
+
+    session: SparkSession
+    table: IcebergTable
+    gave_way: int = 0
+
+    def figures(self) -> Figures:
+        """As of now."""
+        found: Row = self.session.sql(_FIGURES.format(table=self.table.quoted)).collect()[0]
+        return Figures(*found)
+
+    def policy(self) -> Policy:
+        """Read what the table's own properties allow."""
+        return policy_of(self.table.properties(self.session))
+
+    def compact(self, settled: Sequence[OffsetRange], min_files: int) -> Iterator[tuple[int, int]]:
+        """Rewrite small files into large ones, in the table's order if it has one; gives files before and after.
+
+        Args:
+            settled: what no lane writes again; each range by itself, so that no file spans what is owed in between.
+            min_files: fewer small files of one partition of the table are left as they are.
+        """
+        shape = self.table.shape(self.session)
+        if shape is None:
+            return
+        self.session.conf.set(_BY_ARROW, "false")
+        options = f"map('min-input-files', '{min_files}', 'remove-dangling-deletes', 'true')"
+        strategy = "sort" if self._is_sorted() else "binpack"
+        for ranges in _rounds(settled, together=shape.is_by_kafka_partition):
+            where = condition(ranges).replace("\\", "\\\\").replace("'", "\\'")
+            told = f"strategy => '{strategy}', options => {options}, where => '{where}'"
+            for row in self._unless_in_the_way(f"rewrite_data_files({{table}}, {told})"):
+                yield row["rewritten_data_files_count"], row["added_data_files_count"]
+
+    def tidy(self) -> None:
+        """Fewer manifests, and fewer files of deleted rows."""
+        before = self.figures()
+        if before.delete_files > 1:
+            self._unless_in_the_way("rewrite_position_delete_files({table})")
+        if before.manifests > 1:
+            self._unless_in_the_way("rewrite_manifests({table})")
+
+    def expire(self, now: float, *, max_age: float, max_snapshots: int) -> None:
+        """Drop old snapshots with the files that no other has; those stay that tell what the table holds.
+
+        The table's own ``history.expire`` properties keep more, and never fewer.
+
+        Args:
+            now: the time, in seconds since 1970.
+            max_age: seconds; older ones go,
+            max_snapshots: and of the others those beyond so many, see ``core.table_layout``.
+        """
+        current = self.table.current(self.session)
+        if current is None:
+            return
+        policy = self.policy()
+        rows = self.session.sql(_SNAPSHOTS.format(table=self.table.quoted)).collect()
+        snapshots = {one: Snapshot(one, parent, since=since_of(one, since)) for one, parent, _, since in rows}
+        at = {one: millis / 1000 for one, _, millis, _ in rows}
+        found = lineage(snapshots, current)
+        before = expire_before(
+            sorted(at.values(), reverse=True),
+            needed=[at[one] for one in (*found.path, *found.summed_up)],
+            now=now,
+            max_age=max(max_age, policy.max_age),
+            max_snapshots=max_snapshots,
+        )
+        if policy.max_age:
+            before = min(before, now - policy.max_age)
+        if min(at.values()) < before:
+            kept = f"older_than => {_moment(before)}, retain_last => {policy.min_snapshots}"
+            self._unless_in_the_way(f"expire_snapshots({{table}}, {kept})")
+
+    def remove_orphans(self, now: float, *, min_age: float) -> int:
+        """Delete what no snapshot has and nobody has written to for so long: of batches that died; gives how many."""
+        before = _moment(now - min_age)
+        sql = f"SELECT file FROM {self.table.quoted}.`metadata_log_entries` LIMIT 1"
+        listed = "" if self.session.sql(sql).collect()[0]["file"].startswith(_LOCAL) else _BY_PREFIX
+        return len(self._unless_in_the_way(f"remove_orphan_files({{table}}, older_than => {before}{listed})"))
+
+    def _is_sorted(self) -> bool:
+        found = self.session.sql(f"SHOW TBLPROPERTIES {self.table.quoted} ('sort-order')").collect()
+        return bool(found) and not found[0]["value"].startswith("Table ")  # "… does not have property"
+
+    def _unless_in_the_way(self, procedure: str) -> list[Row]:
+        """Call it; where a lane's commit was first, again, and in the end not at all: the next run will."""
+        for _ in range(_TRIES):
+            try:
+                return self._call(procedure)
+            except PySparkException as error:
+                if is_the_servers(error):
+                    raise
+                if refusal(error, self.table.name, self.table.quoted) is None:
+                    what = procedure.partition("(")[0]
+                    raise SparkFailedError(
+                        f"Spark could not maintain {self.table.name} ({in_short(error)}): {what} changed nothing, and "
+                        "both lanes go on; mend what the reason names, the server's log has more"
+                    ) from error
+                self.table.refresh(self.session)
+        self.gave_way += 1
+        return []
+
+    def _call(self, procedure: str) -> list[Row]:
+        catalog, _, name = self.table.quoted.partition(".")
+        with_name = procedure.format(table=f"table => '{name}'")
+        found: list[Row] = self.session.sql(f"CALL {catalog}.system.{with_name}").collect()
+        return found
+
+
+def _rounds(settled: Sequence[OffsetRange], *, together: bool) -> Iterator[list[OffsetRange]]:
+    """What is compacted in one go: where files have one Kafka partition each, a range of every partition."""
+    for layer in layers(settled):
+        size = _MOST_RANGES if together else 1
+        for start in range(0, len(layer), size):
+            yield layer[start : start + size]
+
+
+def _number(text: str | None) -> int:
+    """Read a property that is a number; 0 where nobody set it, or set something else."""
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _moment(seconds: float) -> str:
+    return f"timestamp_millis({int(seconds * 1000)}L)"

@@ -1,0 +1,205 @@
+"""How does a table come by the columns of these rows? Made with them, or given them when nothing refuses them any more.
+
+Never changes anything for rows that turn out not to be written: neither a schema, nor a table, nor a namespace.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql.functions import partitioning
+
+from kafka_liveness_dagster.core.table_layout import DEFAULT, Field, Layout, field
+from kafka_liveness_dagster.core.table_properties import change, in_words, of_new_table, refused_of_new_table
+from kafka_liveness_dagster.spark.error_classification import in_short, is_added_meanwhile, is_the_servers
+from kafka_liveness_dagster.spark.errors import TableSchemaError
+from kafka_liveness_dagster.spark.table.schema_check import as_stored, column, quoted, shaped, sql_type
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.spark.table.schema_check import Fit
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
+
+_MOST_OPEN_FILES = 64
+"""Of a task. Each has buffers of its own: 1,000 in two tasks were more than a Spark server of 1 GB had."""
+
+
+def create(
+    table: IcebergTable,
+    frame: DataFrame,
+    ranges: Sequence[OffsetRange],
+    summary: Mapping[str, str],
+    layout: Layout = DEFAULT,
+) -> None:
+    """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
+    session = frame.sparkSession
+    made = _create_namespaces(session, table.quoted.split(".")[:-1])
+    writer = frame.sortWithinPartitions(*map(F.expr, layout.sort_by)) if layout.sort_by else frame
+    creating = writer.writeTo(table.quoted).using("iceberg")
+    if fields := [_partitioned(field(text)) for text in layout.partition_by]:
+        creating = creating.partitionedBy(*fields)
+    for key, value in of_new_table(layout).items():
+        creating = creating.tableProperty(key, value)
+    try:
+        fans_out = layout.is_by_kafka_partition and may_fan_out(ranges)
+        creating.options(**write_options(summary, fans_out=fans_out)).create()
+    except PySparkException:
+        _drop_namespaces(session, made)
+        raise
+
+
+def check_properties(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
+    """Pass if later batches can be written to a table that is created with these properties and the catalog's.
+
+    A catalog's defaults come before ours, and its overrides after all others. Those that a REST catalog's server sets
+    by itself are seen in the table only, before the second batch.
+
+    Raises:
+        TableSchemaError: they cannot; the table was not created.
+    """
+    catalog = f"spark.sql.catalog.{table.name.partition('.')[0]}."
+    settings = {row["key"]: row["value"] for row in session.sql("SET").collect()}
+    default, override = (
+        {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
+        for prefix in (f"{catalog}table-default.", f"{catalog}table-override.")
+    )
+    if found := refused_of_new_table(layout, default, override):
+        raise TableSchemaError(
+            f"Table {table.name} would have properties that batches cannot be written with: {in_words(found)}. It was "
+            f"not created. Fix: set {change(found)} in table_properties, or in {catalog}table-override if it is there"
+        )
+
+
+def keep_sorted(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
+    """Tell a new table how those who write to it are to sort: it is not told when it is created."""
+    if layout.sort_by:
+        session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
+
+
+def _partitioned(by: Field) -> Column:
+    if by.transform == "bucket":
+        return partitioning.bucket(by.buckets, by.column)
+    return getattr(partitioning, by.transform)(by.column) if by.transform else F.col(by.column)
+
+
+def widened(frame: DataFrame, found: Fit) -> DataFrame:
+    """The frame with columns it lacks, and fields it lacks inside of columns, as null."""
+    added = (f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in found.lacking)
+    if not found.incomplete:
+        return frame.selectExpr("*", *added)
+    return in_shape(frame, found.after, found.incomplete).selectExpr("*", *added)
+
+
+def in_shape(frame: DataFrame, columns: StructType, names: Collection[str] | None = None) -> DataFrame:
+    """The frame, whose columns have the same fields inside as those of a table; the ones of these names, or all."""
+    kinds = {one.name: one.dataType for one in columns if names is None or one.name in names}
+    return frame.selectExpr(
+        *(
+            f"{shaped(quoted(one.name), one.dataType, kinds.get(one.name, one.dataType))} AS {quoted(one.name)}"
+            for one in frame.schema
+        )
+    )
+
+
+def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructType) -> None:
+    """Find out what could refuse rows for which the schema has to change: that is not part of the rows' commit.
+
+    So Spark is asked whether the rest can be written, and computes the rows once for nothing: one that no
+    batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it knows.
+
+    Args:
+        table: the table.
+        frame: the rows.
+        found: what of them is new to the table, or needs more room.
+        columns: the table's.
+
+    Raises:
+        TableSchemaError: the table cannot take the rows.
+        pyspark.errors.PySparkException: a row failed.
+    """
+    known = in_shape(frame.drop(*(F.col(quoted(one.name)) for one in found.new)), columns)
+    sql = f"EXPLAIN INSERT INTO {table.quoted} BY NAME SELECT * FROM {{rows}}"
+    plan = frame.sparkSession.sql(sql, rows=known).collect()
+    if len(plan) > 1 and plan[0][0].startswith("Error") and not is_added_meanwhile(plan[1][0]):
+        now = table.shape(frame.sparkSession)
+        if now is not None and now.columns == columns:  # else another writer changed the table: the commit is refused
+            raise table.refused(plan[1][0])
+    as_stored(frame, found.after).write.format("noop").mode("overwrite").save()
+
+
+def evolve(table: IcebergTable, session: SparkSession, found: Fit) -> None:
+    """Add columns, and fields inside of columns, and widen others; a metadata commit each, which rewrites no row.
+
+    Raises:
+        TableSchemaError: the table cannot have them.
+        pyspark.errors.PySparkException: somebody else added one of them meanwhile.
+    """
+    added = [*map(column, found.new), *(f"{one.name} {sql_type(one.kind)}" for one in found.added)]
+    changes = [f"ADD COLUMNS ({', '.join(added)})"] if added else []
+    changes += [f"ALTER COLUMN {one.name} TYPE {sql_type(one.kind)}" for one in found.wider]
+    try:
+        for change in changes:
+            session.sql(f"ALTER TABLE {table.quoted} {change}")
+    except PySparkException as error:
+        if is_the_servers(error) or error.getCondition() == "FIELD_ALREADY_EXISTS":
+            raise
+        raise table.refused(in_short(error)) from error
+
+
+def may_fan_out(ranges: Iterable[OffsetRange]) -> bool:
+    """Whether a task may have a file open for each of Kafka's partitions.
+
+    As the rows come each task has one partition. Where the transform moved them it may have all.
+    """
+    return len({r.topic_partition for r in ranges}) <= _MOST_OPEN_FILES
+
+
+def write_options(summary: Mapping[str, str], *, fans_out: bool = False) -> dict[str, str]:
+    """How every write goes, and what it tells in its snapshot's summary.
+
+    Args:
+        summary: what it tells.
+        fans_out: a task has a file open for each value of the table's partitions; else it sorts its rows by them.
+    """
+    properties = {f"snapshot-property.{name}": text for name, text in summary.items()}
+    fan_out = str(fans_out).lower()
+    return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": fan_out, **properties}
+
+
+def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]:
+    """Create those that are not there, the outer ones first: some catalogs make none inside of nothing."""
+    made: list[str] = []
+    for depth in range(2, len(parts) + 1):
+        namespace = ".".join(parts[:depth])
+        try:
+            session.sql(f"CREATE NAMESPACE {namespace}")
+        except PySparkException as error:
+            # Others were quicker, or the answer was lost: not every catalog has a word for it
+            if error.getCondition() == "SCHEMA_ALREADY_EXISTS" or _is_there(session, namespace):
+                continue
+            _drop_namespaces(session, made)
+            raise
+        made.append(namespace)
+    return made
+
+
+def _is_there(session: SparkSession, namespace: str) -> bool:
+    try:
+        session.sql(f"DESCRIBE NAMESPACE {namespace}")
+    except PySparkException:
+        return False
+    return True
+
+
+def _drop_namespaces(session: SparkSession, made: Sequence[str]) -> None:
+    for namespace in reversed(made):
+        with suppress(PySparkException):  # somebody else has a table in it by now
+            session.sql(f"DROP NAMESPACE IF EXISTS {namespace}")
