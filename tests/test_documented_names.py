@@ -162,7 +162,7 @@ def test_every_form_of_a_name_is_seen(page, found):
         ("core.resume.resume", True),
         ("core.resume.check_target", False),
         ("core.flight", False),
-        ("cli.timeline", True),
+        ("doctor.rules", True),
         ("kl.Offsets", True),
         ("kl.Gone", False),
         ("Pipeline.in_flight", True),

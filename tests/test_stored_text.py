@@ -15,12 +15,12 @@ from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._utils.tags import normalize_tags
 
 import kafka_liveness_dagster
+from definitions.timeline.events import Event, Scene, Telling, What
+from definitions.timeline.verdict import judge
 from kafka_liveness_dagster.audit.certificate import Certificate, PartitionCertificate
 from kafka_liveness_dagster.audit.rows import RowFindings, Stretch
 from kafka_liveness_dagster.audit.snapshots import Write
 from kafka_liveness_dagster.cli.audit_command import told_to_programs
-from kafka_liveness_dagster.cli.timeline.events import Event, Scene, Telling, What
-from kafka_liveness_dagster.cli.timeline.verdict import judge
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, LiveMark, Mark, Origin
 from kafka_liveness_dagster.core.departures import Expiry, GroupState, PartitionSnapshot
 from kafka_liveness_dagster.core.event_detection import Memory, Remembered

@@ -208,15 +208,14 @@ def timeline(
       kafka-liveness timeline
       kafka-liveness timeline --session 6 --poll-interval 10 --stall 20 --bootstrap-servers broker-1.example.com:9092
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.cli.timeline import show  # noqa: PLC0415
-    from kafka_liveness_dagster.cli.timeline.events import Scene  # noqa: PLC0415
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource  # noqa: PLC0415  `--help` must not wait for it
 
-    scene = Scene(protocol, session, poll_interval, stall)
+    report = _example("definitions.timeline.report")
+    scene = report.Scene(protocol, session, poll_interval, stall)
     _clean_up_when_asked_to_end()
     is_embedded = bootstrap_servers == "embedded"  # which is started for it
     kafka = KafkaLivenessResource().settings() if is_embedded else reached(bootstrap_servers, command_config)
-    context.exit(0 if show.tell(kafka, scene, json_file=json_file, picture=picture).holds else 1)
+    context.exit(0 if report.tell(kafka, scene, json_file=json_file, picture=picture).holds else 1)
 
 
 main.add_command(doctor_command.doctor)
@@ -244,4 +243,4 @@ def _example(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"the demo needs {error.name}: pip install 'kafka-liveness-dagster[ui]'") from error
+        raise click.ClickException(f"it needs {error.name}: pip install 'kafka-liveness-dagster[ui]'") from error

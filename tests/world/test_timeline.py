@@ -16,9 +16,9 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from kafka_liveness_dagster.cli.timeline.events import Event, Telling, What
-from kafka_liveness_dagster.cli.timeline.picture import draw
-from kafka_liveness_dagster.cli.timeline.verdict import judge
+from definitions.timeline.events import Event, Telling, What
+from definitions.timeline.picture import draw
+from definitions.timeline.verdict import judge
 from tests.timeouts import seconds
 
 DOCS = Path(__file__).parents[2] / "docs"

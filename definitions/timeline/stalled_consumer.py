@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.cli.timeline.events import DEBUG, Scene, What, line_of_op
+from definitions.timeline.events import DEBUG, Scene, What, line_of_op
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError

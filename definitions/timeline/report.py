@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kafka_liveness_dagster.cli.timeline.events import Event, Scene, Telling, What
-from kafka_liveness_dagster.cli.timeline.picture import draw
-from kafka_liveness_dagster.cli.timeline.stage import throw_away_topic, watch
-from kafka_liveness_dagster.cli.timeline.verdict import Verdict, judge
+from definitions.timeline.events import Event, Scene, Telling, What
+from definitions.timeline.picture import draw
+from definitions.timeline.recorder import throw_away_topic, watch
+from definitions.timeline.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

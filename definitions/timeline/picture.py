@@ -1,6 +1,6 @@
 """How does a timeline look? An SVG of what was seen: op, client and broker as three lanes over one axis of seconds.
 
-``python -m kafka_liveness_dagster.cli.timeline.picture RUN.json > RUN.svg`` draws what ``--json-file`` wrote.
+``python -m definitions.timeline.picture RUN.json > RUN.svg`` draws what ``--json-file`` wrote.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from kafka_liveness_dagster.cli.timeline.events import Event, Telling, What
+from definitions.timeline.events import Event, Telling, What
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,6 +7,7 @@ The broker is asked, from here, who is in the group. Everything made here is gon
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
-from kafka_liveness_dagster.cli.timeline.events import ClientLog, Event, Scene, What
+from definitions.timeline.events import ClientLog, Event, Scene, What
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
@@ -140,7 +141,8 @@ def _stalled(settings: KafkaSettings, name: str, scene: Scene) -> Iterator[subpr
     How it reaches Kafka is told there, and not on its command line: it may be a secret.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", "kafka_liveness_dagster.cli.timeline.stalled", json.dumps([name, asdict(scene)])],
+        [sys.executable, "-m", "definitions.timeline.stalled_consumer", json.dumps([name, asdict(scene)])],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # in a wheel the example lies in the package
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.cli.timeline.events import Event, Scene, Telling, What
+from definitions.timeline.events import Event, Scene, Telling, What
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
