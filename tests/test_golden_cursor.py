@@ -23,12 +23,15 @@ from kafka_liveness_dagster.sensor.cursor import GroupCursor
 
 NOW = 1_795_000_000.0
 CURSOR = (
-    '{"observed_at":1794999970.5,"epoch":1794000000,"events":12,"outcomes":".WE..","checked_at":1794999980.25,'
-    '"judged_of":41,"owed":1443367605,"told_to":1794999600.0,"watched":1794990000.0,"late_seen":17,'
-    '"windows":"1h 2026-11-01 UTC","first":1794985200.0,"state":"rebalancing","runs":{"fda4e0a4":"0000beef"},'
-    '"elsewhere":{"8aa3d032":"0000cafe"},"foreign":{"13aa8188":"kcat at 10.0.0.7"},'
-    '"left":{"graceful":"0000feed","crashed":"0badcafe"},"dealt":"0123abcd","rebalancing_since":1794999990.5,'
-    '"absent":{"0000dead":[1794999500,1794999600,7,true]},"forgotten":["orders:3:70-80"],"looked_at":1795000000.0}'
+    '{"observed_at":1794999970.5,"started_at":1794000000,"event_count":12,"check_outcomes":".WE..",'
+    '"checks_stored_at":1794999980.25,"checked_materialization":41,"pending_hash":1443367605,'
+    '"windows_done_until":1794999600.0,"windows_watched_since":1794990000.0,"last_late_event":17,'
+    '"windows_identity":"1h 2026-11-01 UTC","first_window_start":1794985200.0,"group_state":"rebalancing",'
+    '"member_runs":{"fda4e0a4":"0000beef"},"other_instance_runs":{"8aa3d032":"0000cafe"},'
+    '"external_members":{"13aa8188":"kcat at 10.0.0.7"},"reported_departures":{"graceful":"0000feed",'
+    '"crashed":"0badcafe"},"assignment_hash":"0123abcd","rebalancing_since":1794999990.5,'
+    '"absent_runs":{"0000dead":[1794999500,1794999600,7,true]},"forgotten_ranges":["orders:3:70-80"],'
+    '"last_tick_at":1795000000.0}'
 )
 GROUP, TOPIC = "orders-etl", "orders"
 RUN_ID = "{}-1111-4222-8333-444444444444"
@@ -100,7 +103,7 @@ def tick(instance, monkeypatch, tmp_path):
     def evaluate(cursor):
         resources = {**declared, "kafka": kafka}
         context = dg.build_sensor_context(
-            instance, cursor, definitions=defs, resources=resources, sensor_name="orders_group"
+            instance, cursor, definitions=defs, resources=resources, sensor_name="orders_sensor"
         )
         with context, dg.partition_loading_context(dynamic_partitions_store=instance):
             return asset.sensor.evaluate_tick(context)
