@@ -45,10 +45,10 @@ def decoy(folder, *arguments, command=WAITS, **options):
 
 
 def test_a_service_is_known_by_its_mark_and_its_folder(home, tmp_path):
-    """The mark of every version so far, in the folder where services run: `down` ends it; a linked path is the same."""
+    """The mark, as an option or alone, in the folder where services run: `down` ends it; a linked path is the same."""
     link = tmp_path / "link"
     link.symlink_to(home)
-    for argument, asked in ((f"-Dkafka_liveness.mark={MARK}", home), (MARK, link)):
+    for argument, asked in ((f"-Dkafka_liveness.process_marker={MARK}", home), (MARK, link)):
         with decoy(home / "kafka", argument) as child:
             service_of(home, child.pid)
             assert services.stop(asked) == ["kafka"]

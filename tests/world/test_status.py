@@ -120,14 +120,13 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
         "partition": 3,
         "log_start": 0,
         "log_end": 130,
-        "first_log": {"committed": 120, "mark": "running", "run": mark},
+        "first_log": {"committed": 120, "owner_state": "running", "run": mark},
         "second_log": {"watermark": 70, "done_above": [[90, 100]]},
-        "foreign_metadata": None,
         "external_commits": [],
         "lag": 10,
         "committed": 70,
-        "owed_offsets": 40,
-        "owed": [
+        "pending_offsets": 40,
+        "pending": [
             {"start": 70, "end": 90, "offsets": 20, "expiry": "safe"},
             {"start": 100, "end": 120, "offsets": 20, "expiry": "safe"},
         ],
