@@ -26,7 +26,7 @@ KAFKA = {"kafka.bootstrap.servers": "kafka:9092"}
 ORDERS, LETTERS = "`lake`.`shop`.`orders`", "`lake`.`shop`.`orders_dead_letters`"
 FAILED = SparkFailedError("Spark could not write orders:0:7-15")
 _LETTER = StructType(
-    [*RECORDS, *(StructField(name, StringType()) for name in ("headers", "timestamp", "error", "run"))]
+    [*RECORDS, *(StructField(name, StringType()) for name in ("headers", "timestamp", "error", "run_id"))]
 )
 
 

@@ -116,7 +116,7 @@ def told(timelines, tmp_path_factory):
     def whole(protocol):
         def act(start):
             json_file = folder / f"{protocol}.json"
-            command = start(*SHORT, f"--protocol={protocol}", "--json", str(json_file))
+            command = start(*SHORT, f"--protocol={protocol}", "--json-file", str(json_file))
             output = command.communicate(timeout=seconds(300))[0]
             return Ended(command.returncode, output, json_file=json_file)
 
@@ -212,7 +212,7 @@ def ended(timelines):
         return Ended(command.wait(), row, consumer_lives=lives)
 
     return timelines(
-        before=interrupted(FOR_LONG, "consumer made"),
+        before=interrupted(FOR_LONG, "consumer created"),
         member=interrupted(FOR_LONG, "poll() gave a batch"),
         left=interrupted(1, "group is empty"),
         killed=killed,

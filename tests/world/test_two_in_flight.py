@@ -154,7 +154,7 @@ def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
                 holder.poll(0.1)
 
         def told():
-            while not ended.is_set() and not found.said_in_progress("waits for partitions"):
+            while not ended.is_set() and not found.said_in_progress("partitions: "):
                 threading.Event().wait(0.05)
             waits.set()
 
