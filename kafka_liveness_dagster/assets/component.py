@@ -3,6 +3,8 @@
 Defaults and descriptions are those of :func:`kafka_asset`.
 """
 
+# No `from __future__ import annotations` here: pydantic reads the annotations of the fields when it makes the class.
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

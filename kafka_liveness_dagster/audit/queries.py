@@ -1,10 +1,8 @@
 """The Spark queries of the audit: snapshots of the table, its rows, records of the topic. Never writes.
 
-Reads every row and every record there is; what comes back is a few numbers a partition, however many offsets are
-found. Never writes.
-
-Reads metadata only, all of it with one query, and never a row. Lives beside ``spark.table.ledger``, which
-reads as little as a writer needs.
+``compare`` reads every row and every record; what comes back is a few numbers a partition, however many offsets are
+found. ``history`` reads metadata only, with one query, and never a row; ``spark.table.ledger`` reads as little as
+a writer needs.
 """
 
 from __future__ import annotations

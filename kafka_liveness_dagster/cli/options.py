@@ -1,9 +1,7 @@
 """Check the arguments of a command, and connect it to Kafka and Spark. Starts nothing.
 
-Judged before anything is asked: some texts end the process in Kafka's client library. Imports neither it nor Dagster:
-``--help`` answers at once.
-
-Starts nothing.
+Arguments are checked before any request: some texts end the process in Kafka's client library. Imports neither it nor
+Dagster: ``--help`` answers at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Show the status of a group in a terminal, once or repeatedly, or as Prometheus metrics.
 
-They are those that the sensor tells, by the same names.
+The metrics are those of the sensor, by the same names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Turn a run budget into the timeouts of a group member (KIP-62), within the limits of the broker.
 
-Turns a run budget into the three timeouts of a group member and refuses what no broker or reader could
-make sense of. Never reads a clock, a tag or a broker: it is told.
+Refuses a budget that no broker or reader could make sense of. Never reads a clock, a tag or a broker.
 
 >>> from kafka_liveness_dagster.core.timeouts import BrokerLimits
 >>> budget = first_budget(argument=None, op_tag=120, asset_metadata=None, run_remaining=None, default=300)

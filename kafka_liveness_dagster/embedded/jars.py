@@ -1,6 +1,6 @@
 """Find Java, and download the jars of the embedded services once a machine.
 
-Never installs one.
+Never installs Java.
 
 Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by one
 rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package was released

@@ -1,12 +1,12 @@
 """Start the embedded services, at most once per state folder, and show their progress.
 
-Always on standard error: standard output belongs to ``up --json``.
+Progress is always on standard error: standard output belongs to ``up --json``.
 
 The state folder is ``KAFKA_LIVENESS_HOME`` or ``.kafka_liveness`` in the current folder. What it holds (topics,
 committed offsets, tables) survives `stop`; the services survive the process that started them.
 
-Runs under the lock of the state folder. If this process is killed meanwhile, the next start finds what it left in
-the state file and ends it; if it is interrupted, it ends it itself.
+A start runs under the lock of the state folder. If this process is killed meanwhile, the next start finds what it left
+in the state file and ends it; if it is interrupted, it ends it itself.
 """
 
 from __future__ import annotations

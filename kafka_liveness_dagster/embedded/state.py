@@ -1,6 +1,6 @@
 """The state file of the embedded services, and the errors that may occur before they answer.
 
-Never decides whether a process is still the one that was started: see ``process.py``.
+Never decides whether a process is still the one that was started: see ``embedded.processes``.
 """
 
 from __future__ import annotations

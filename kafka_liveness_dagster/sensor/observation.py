@@ -1,4 +1,4 @@
-"""Read the state of a group from Kafka and Dagster for one sensor tick. Read-only.
+"""Read the state of a group from Kafka and Dagster for one sensor tick.
 
 Read-only, and the same few requests for any number of partitions.
 """

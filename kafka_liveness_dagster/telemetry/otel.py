@@ -40,7 +40,7 @@ _API = "opentelemetry"
 _SCOPE = "kafka_liveness_dagster"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _making = threading.Lock()
-log = logging.getLogger("kafka_liveness_dagster")
+log = logging.getLogger(_SCOPE)
 
 
 class Point(NamedTuple):

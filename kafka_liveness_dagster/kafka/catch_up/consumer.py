@@ -1,6 +1,6 @@
 """The catch-up lane: process crash lag ranges in any order, with progress in the second commit log.
 
-Neither commit log changes: what is done stays done, and a run that dies leaves rows of both, each offset's once.
+Reprocessing changes neither commit log: a run that dies leaves rows of both transforms, each offset's once.
 
 Never a member of the live group: manual assignment has no group thread (KIP-62), its deadline is the
 watchdog's. Two runs on one range do no harm: writes of the same range replace each other.

@@ -1,7 +1,7 @@
 """The live lane's consumer: join the group, plan fair batches, commit them, and see both logs (KIP-333).
 
-Each method cites the sentence of the KIP's "Effects on Current API And Behavior" that it implements. Nothing here
-joins a group or processes an offset.
+Each method of ``GroupView`` cites the sentence of the KIP's "Effects on Current API And Behavior" that it implements,
+and neither joins a group nor processes an offset.
 
 Joins at the first poll, after everything that can be checked was checked. No record is kept, so nothing that
 is planned and not committed is ever lost: it is planned again by whoever owns the partition next.

@@ -1,6 +1,6 @@
 """One membership of a group: its client under one lock, and the first commit log (KIP-333).
 
-Written by members alone, and only of what they own: the broker fences members, not partitions.
+Only members write the first commit log, and only for partitions they own: the broker fences members, not partitions.
 
 Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing that is read: its
 partitions are paused, but while there is nothing to read. Every call of the client is made under one lock, since a

@@ -1,6 +1,6 @@
 """Keep a consumer in its group: join, rejoin after a fence, commit as the current member.
 
-Never plans. Plain offsets are split between the two logs, as KIP-333 has it.
+Plain offsets are split between the two logs, as KIP-333 has it.
 
 Joins when there is no membership, answers the group, and settles what it assigned. Never plans.
 

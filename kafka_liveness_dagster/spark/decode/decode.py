@@ -1,6 +1,6 @@
 """Decode a column of records in the wire format of a schema registry, in Spark.
 
-Whether it is a valid schema, Spark itself says.
+Of an Avro schema only the size is checked; Spark itself says whether it is valid.
 
 >>> told = '{"properties": {"id": {"type": "integer"}, "price": {"type": ["number", "null"]}, "to": {"oneOf": []}}}'
 >>> type_of(Registered(1, "JSON", told)).simpleString()

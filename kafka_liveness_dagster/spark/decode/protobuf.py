@@ -2,8 +2,8 @@
 
 A .proto file is compiled by the protoc of ``grpcio-tools``, once for each schema.
 
-Not by Spark's ``from_protobuf``: it knows nothing of the indexes by which a record names its message, a zero is null to
-it, and no registry of packages has its jar for Spark 4.1.
+Spark's ``from_protobuf`` is not used: it knows nothing of the indexes by which a record names its message, a zero is
+null to it, and no registry of packages has its jar for Spark 4.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Read and write the ledger of a table in the summaries of its snapshots; see ``core.ledger``.
 
-Never tells what follows from them: that is ``spark.table.ledger``'s.
-
 Each write tells its own offsets and, as of the last look, all that the table held. A look costs a query of the
 snapshots, so it is taken at the start, and then as often as a hundredth of the time allows; or at once where
 the table's snapshot shows that it was dropped, replaced or rolled back. Never writes by itself.

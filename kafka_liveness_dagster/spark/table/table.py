@@ -1,4 +1,4 @@
-"""Describe an Iceberg table: what it is, whether it fits, which snapshot it is at. Never writes rows.
+"""Describe an Iceberg table: what it is, whether it fits, which snapshot it is at.
 
 Never writes rows, nor changes what a table is.
 
