@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import gc
 import multiprocessing
 import re
 import sys
@@ -26,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.histories import HISTORIES
+from tests.simulation.histories import HISTORIES, seldom_collected
 from tests.simulation.product import simulated
 from tests.simulation.scheduler import clock
 from tests.simulation.world import Simulation
@@ -170,9 +169,8 @@ def _plain(text: str) -> str:
 
 
 def _task(seeds: range) -> list[str]:
-    gc.freeze()  # as in histories.go_through: looking again at what stays takes a tenth of the time
-    gc.set_threshold(20_000, 20, 50)
-    return fingerprints(seeds)
+    with seldom_collected():
+        return fingerprints(seeds)
 
 
 def _in_processes(seeds: range) -> list[str]:

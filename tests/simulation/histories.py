@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.kafka.live import planner
@@ -14,7 +15,7 @@ from tests.simulation.product import simulated
 from tests.simulation.world import Simulation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 HISTORIES = 4_000
 FAILED_ONCE = (566, 5_245, 11_954, 18_014)
@@ -92,20 +93,26 @@ def half(number: int) -> Sequence[int]:
     return range(int(first), int(last or int(first) + 1))[number::2]
 
 
-def go_through(seeds: Sequence[int]) -> None:
-    """These histories: nothing is violated, and in many of them all happens that can."""
-    happened: set[str] = set()
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Collect garbage seldom, and look only at new objects: to look at the others again takes a tenth of the time."""
     often = gc.get_threshold()
-    gc.freeze()  # what is there by now stays; to look at it again and again takes a tenth of the time
+    gc.freeze()
     gc.set_threshold(*_SELDOM)
     try:
-        with simulated():
-            for seed in seeds:
-                simulation = Simulation(seed).run()
-                happened |= {what for _, what, *_ in simulation.history}
+        yield
     finally:
         gc.set_threshold(*often)
         gc.unfreeze()
+
+
+def go_through(seeds: Sequence[int]) -> None:
+    """These histories: nothing is violated, and in many of them all happens that can."""
+    happened: set[str] = set()
+    with seldom_collected(), simulated():
+        for seed in seeds:
+            simulation = Simulation(seed).run()
+            happened |= {what for _, what, *_ in simulation.history}
     if len(seeds) == 1:
         print(f"seed {seeds[0]}\n{simulation}")  # noqa: T201 - somebody asked for it
     assert "commit refused: OFFSET_METADATA_TOO_LARGE" not in happened

@@ -27,9 +27,7 @@ def test_all_histories_have_the_stored_effects():
     """In other processes, in another order, with another seed of Python's hashes."""
     command = [sys.executable, "-m", "tests.simulation.fingerprints", "--check"]
     env = {**os.environ, "PYTHONHASHSEED": "4711"}
-    checked = subprocess.run(
-        command, cwd=Path(__file__).parents[2], env=env, capture_output=True, text=True, check=False
-    )
+    checked = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
